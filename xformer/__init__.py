@@ -1,0 +1,1 @@
+"""Efficient attention in JAX and Flax."""
