@@ -1,0 +1,217 @@
+"""What a config value may be, read from the signature of the constructor that takes it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import numbers
+import reprlib
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+REQUIRED = inspect.Parameter.empty
+_JSON_WORDS = {"true": True, "false": False, "null": None}
+
+
+class ConfigError(ValueError):
+    """A config that can't be run; the message is one line: the key, what it got, what it takes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A value typed on the command line, parsed when the type of its key is known."""
+
+    value: str
+
+    def literal(self) -> Any:
+        """The Python (or JSON) literal that the text spells, else the text itself."""
+        if self.value in _JSON_WORDS:
+            return _JSON_WORDS[self.value]
+        try:
+            return ast.literal_eval(self.value)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One constructor argument: its type annotation and its default (`REQUIRED` if it has none)."""
+
+    annotation: Any
+    default: Any = REQUIRED
+
+
+def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str, Parameter]:
+    """The arguments of a dataclass, class or function, in order, without those in `exclude`."""
+    is_dataclass = dataclasses.is_dataclass(constructor)
+    annotated = constructor.__init__ if inspect.isclass(constructor) and not is_dataclass else constructor
+    hints = typing.get_type_hints(annotated)
+    factories = (
+        {f.name: f.default_factory for f in dataclasses.fields(constructor)  # type: ignore[arg-type]
+         if f.default_factory is not dataclasses.MISSING}
+        if is_dataclass
+        else {}
+    )  # fmt: skip
+    found = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name not in exclude:
+            default = factories[name]() if name in factories else parameter.default
+            found[name] = Parameter(hints.get(name, Any), default)
+    return found
+
+
+def show(value: Any) -> str:
+    """A short one-line spelling of a value for messages."""
+    if isinstance(value, Text):
+        value = value.literal()
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 80
+    return " ".join(short.repr(value).split())
+
+
+def nearest(word: Any, options: Collection[Any]) -> str:
+    """`; nearest match 'x'` for a misspelt word, or nothing when no option is close."""
+    spelt = {str(option).lower(): option for option in options}
+    close = difflib.get_close_matches(str(word).lower(), list(spelt), n=1, cutoff=0.5)
+    return f"; nearest match {spelt[close[0]]!r}" if close else ""
+
+
+def describe(annotation: Any) -> str:
+    """The annotation in the words of a message: "an integer", "one of 'mean', 'cls'", "a number or None"."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(arg) for arg in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(arg) for arg in args)
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        return f"a sequence, each {describe(args[0])}"
+    if origin is tuple:
+        return f"a sequence of {len(args)}: " + ", ".join(describe(arg) for arg in args)
+    if origin is not None and issubclass(origin, Mapping):
+        return f"a mapping from names to {describe(args[1])}"
+    if origin is not None and issubclass(origin, Sequence):
+        return f"a sequence, each {describe(args[0])}"
+    words = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
+    return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def check(path: str, value: Any, annotation: Any) -> Any:
+    """Returns `value` as `annotation` wants it (5 as 5.0 for a float, a list as a tuple); raises ConfigError."""
+    candidates = (value.literal(), value.value) if isinstance(value, Text) else (value,)
+    for candidate in candidates:
+        fits, converted = _fit(path, candidate, annotation)
+        if fits:
+            return converted
+    literal = _choices(annotation)
+    hint = nearest(candidates[-1], literal) if literal else ""
+    raise ConfigError(f"{path}: got {show(value)}, takes {describe(annotation)}{hint}")
+
+
+def _choices(annotation: Any) -> tuple:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(choice for arg in get_args(annotation) if get_origin(arg) is Literal for choice in get_args(arg))
+
+
+def _fit(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
+    """(does it fit, the converted value); a wrong element of a container raises with its own path."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is Any:
+        return True, value
+    if origin in (Union, types.UnionType):
+        fitting = (result for fits, result in (_fit_quietly(path, value, arg) for arg in args) if fits)
+        result = next(fitting, REQUIRED)
+        return result is not REQUIRED, result
+    if origin is Literal:
+        return any(type(value) is type(arg) and value == arg for arg in args), value
+    if annotation is bool:
+        return isinstance(value, bool), value
+    if annotation is int:  # True is an int to Python, not to a config.
+        fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        return fits, int(value) if fits else value
+    if annotation is float:
+        fits = isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        return fits, float(value) if fits else value
+    if origin is None:
+        return isinstance(value, annotation) if inspect.isclass(annotation) else True, value
+    if issubclass(origin, Mapping):
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            return False, value
+        return True, {key: check(f"{path}.{key}", item, args[1]) for key, item in value.items()}
+    if issubclass(origin, Sequence):
+        if not isinstance(value, list | tuple):
+            return False, value
+        kinds = list(args) if origin is tuple and Ellipsis not in args else [args[0]] * len(value)
+        if len(kinds) != len(value):
+            return False, value
+        items = [check(f"{path}[{i}]", item, kind) for i, (item, kind) in enumerate(zip(value, kinds, strict=True))]
+        return True, tuple(items) if origin is tuple else items
+    return isinstance(value, origin), value
+
+
+def _fit_quietly(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
+    try:
+        return _fit(path, value, annotation)
+    except ConfigError:
+        return False, value
+
+
+def as_mapping(path: str, value: Any) -> dict[str, Any]:
+    """A section as a dict; a section typed whole on the command line is a literal."""
+    value = value.literal() if isinstance(value, Text) else value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}: got {show(value)}, takes a section of keys")
+    return dict(value)
+
+
+def check_keys(path: str, given: Mapping[str, Any], takes: Mapping[str, Parameter], reader: str) -> dict[str, Any]:
+    """Checks every key of a section against `takes` and fills in the defaults; `reader` names who reads them."""
+    prefix = f"{path}." if path else ""
+    for key, value in given.items():
+        if key not in takes:
+            raise ConfigError(
+                f"{prefix}{key}: got {show(value)}, but {reader} reads no such key; "
+                f"it takes {', '.join(takes)}{nearest(key, takes)}"
+            )
+    checked = {}
+    for key, parameter in takes.items():
+        if key in given:
+            checked[key] = check(prefix + key, given[key], parameter.annotation)
+        elif parameter.default is REQUIRED:
+            raise ConfigError(f"{prefix}{key}: missing; takes {describe(parameter.annotation)}")
+        else:
+            checked[key] = parameter.default
+    return checked
+
+
+def check_named(
+    path: str,
+    value: Any,
+    table: Mapping[str, Callable | None],
+    exclude: Collection[str] = (),
+    nested: Mapping[str, Mapping[str, Callable | None]] | None = None,
+) -> dict[str, Any]:
+    """Checks a section `{"name": <key of table>, **kwargs}` against the constructor that the name stands for.
+
+    `nested` gives the tables of arguments that are such sections themselves; None stands for their "none" there, and
+    a constructor without that argument takes "none" only.
+    """
+    given = as_mapping(path, value)
+    if "name" not in given:
+        raise ConfigError(f"{path}.name: missing; takes one of {', '.join(map(repr, table))}")
+    name = check(f"{path}.name", given.pop("name"), Literal[tuple(table)])
+    constructor = table[name]
+    takes = parameters(constructor, exclude) if constructor is not None else {}
+    checked: dict[str, Any] = {"name": name}
+    for key, inner in (nested or {}).items():
+        part = given.pop(key, None)
+        part = part.literal() if isinstance(part, Text) else part
+        checked[key] = check_named(f"{path}.{key}", {"name": "none"} if part is None else part, inner)
+        if takes.pop(key, None) is None and checked[key]["name"] != "none":
+            raise ConfigError(f"{path}.{key}.name: got {checked[key]['name']!r}, but {name} takes 'none' only")
+    return checked | check_keys(path, given, takes, f"{path} {name!r}")
