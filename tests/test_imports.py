@@ -1,0 +1,103 @@
+"""Arrows point down only: experiments -> {train, models, tasks, report, configs} -> nn -> attention."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Room -> rooms of this project that it may import, besides itself.
+MAY_IMPORT = {
+    "xformer.attention": set(),
+    "xformer.nn": {"xformer.attention"},
+    "xformer.models": {"xformer.nn", "xformer.attention"},
+    "xformer.tasks": set(),
+    "xformer.cost": {"xformer.attention"},
+    "xformer.train": {"xformer.cost"},
+    "xformer.report": set(),
+    "xformer.schema": set(),
+    "xformer.experiment": {
+        "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.cost",
+    },
+    "xformer.config": {"xformer.experiment", "xformer.schema"},
+    "xformer.loading": {"xformer.experiment", "xformer.tasks", "xformer.train", "xformer.schema"},
+    "xformer": {"xformer.loading"},
+    "configs": set(),
+    "experiments": {"*"},
+}  # fmt: skip
+# The functional core takes arrays and gives arrays.
+CORE_LIBRARIES = {"jax", "numpy", "__future__"} | set(sys.stdlib_module_names)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str | None:
+    """The longest room that a dotted module name lies in."""
+    inside = [
+        room for room in MAY_IMPORT if f"{module}.".startswith(f"{room}.") and (room != "xformer" or module == room)
+    ]
+    return max(inside, key=len, default=None)
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a file imports, function bodies and TYPE_CHECKING blocks included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module_name(path).split(".")
+            if path.name != "__init__.py":
+                package = package[:-1]
+            start = [*package[: len(package) - node.level + 1]] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            # `from xformer import tasks` imports a module, `from xformer.tasks import TASKS` a name of one.
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+FILES = sorted(file for top in ("xformer", "configs", "experiments") for file in (ROOT / top).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: module_name(path))
+def test_arrows_point_down(path):
+    room = room_of(module_name(path))
+    assert room is not None, f"{path} lies in no room"
+    allowed = MAY_IMPORT[room]
+    for name in imports(path):
+        if name.split(".")[0] not in ("xformer", "configs", "experiments"):
+            continue
+        target = room_of(name)
+        assert target is not None, f"{name} is no room's"
+        assert target == room or target in allowed or "*" in allowed, f"{module_name(path)} imports {name}"
+
+
+def test_the_core_imports_jax_and_numpy_only():
+    for path in (ROOT / "xformer" / "attention").rglob("*.py"):
+        foreign = {name for name in imports(path) if name.split(".")[0] not in CORE_LIBRARIES | {"xformer"}}
+        assert not foreign, f"{path} imports {foreign}"
+
+
+def test_imports_are_read_from_every_form(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    file = tmp_path / "xformer" / "nn" / "block.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import xformer.tasks.vocab\nfrom xformer import models\ndef f():\n    from ..train import step\n")
+    assert imports(file) == {"xformer.tasks.vocab", "xformer.models", "xformer.train.step"}
+    assert [room_of(name) for name in ("xformer.nnx", "xformer.nn.block", "xformer")] == [None, "xformer.nn", "xformer"]
+
+
+def test_attention_comes_without_the_rest():
+    code = (
+        "import sys, xformer.attention; "
+        "heavy = {'flax', 'optax', 'orbax', 'grain', 'matplotlib', 'tensorflow_datasets', 'ml_collections', 'jinja2'}; "
+        "sys.exit(', '.join(sorted(heavy & {m.split('.')[0] for m in sys.modules})) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, f"importing xformer.attention imports {done.stderr}"
