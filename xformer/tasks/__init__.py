@@ -1,0 +1,60 @@
+"""Tasks: a data source, its batches, the loss and the metrics.
+
+A task is a frozen dataclass of its options: `task.prepare()` makes the data once, `task.open()` gives it back ready to
+train on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
+from xformer.tasks.documents import Documents
+from xformer.tasks.imdb import Imdb
+from xformer.tasks.interface import DataMissing, Task, default_data_dir
+from xformer.tasks.listops import ListOps
+
+TASKS: Mapping[str, type[Task]] = MappingProxyType({"listops": ListOps, "imdb": Imdb, "documents": Documents})
+"""The tasks by the name a config gives them."""
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """The task of `{"name": ..., **options}`, the options being those of its class.
+
+    Raises ValueError for a name or an option that doesn't exist, or a value that an option doesn't take.
+    """
+    options = dict(config)
+    name = options.pop("name", None)
+    if name not in TASKS:
+        raise ValueError(f"task.name must be one of {', '.join(TASKS)}, got {name!r}{_nearest(name, TASKS)}")
+    allowed = [field.name for field in dataclasses.fields(TASKS[name])]
+    for key in options:
+        if key not in allowed:
+            raise ValueError(
+                f"task.{key} is no option of {name}; allowed: {', '.join(allowed)}{_nearest(key, allowed)}"
+            )
+    return TASKS[name](**options)
+
+
+def _nearest(given: Any, allowed: Mapping[str, Any] | list[str]) -> str:
+    match = difflib.get_close_matches(str(given), list(allowed), n=1)
+    return f" (did you mean {match[0]}?)" if match else ""
+
+
+__all__ = [
+    "TASKS",
+    "DataMissing",
+    "Documents",
+    "Imdb",
+    "ListOps",
+    "Preprocessing",
+    "Task",
+    "TaskData",
+    "build",
+    "default_data_dir",
+    "load_preprocessing",
+]

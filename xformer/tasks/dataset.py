@@ -1,0 +1,142 @@
+"""Opened data: batches for training, facts for the report, and the preprocessing that a run keeps for predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from xformer.tasks import pipeline, store, vocab
+from xformer.tasks.ragged import Ragged
+
+_FILE = "preprocessing.json"
+_VOCABULARY = "vocabulary.json"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Preprocessing:
+    """Turns texts into a model's arguments as in training: the vocabulary, the length, and the names of the classes."""
+
+    vocabulary: vocab.Vocabulary
+    max_len: int
+    class_names: list[str]
+
+    def __call__(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """`inputs` int32 [texts, max_len], cut at `max_len` and padded with 0, and `mask` bool, True at tokens.
+
+        Raises ValueError for a single string in place of a list, and for a text without a token.
+        """
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
+        ids = self.vocabulary.encode_batch(texts)
+        if (empty := next((index for index, sequence in enumerate(ids) if not sequence), None)) is not None:
+            raise ValueError(f"text {empty} of {len(ids)} is empty: {texts[empty]!r}")
+        inputs = np.zeros((len(ids), self.max_len), np.int32)
+        for row, sequence in zip(inputs, ids, strict=True):
+            row[: len(sequence)] = sequence[: self.max_len]
+        return {"inputs": inputs, "mask": inputs > 0}
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the vocabulary and the rest into a run's directory."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.vocabulary.save(directory / _VOCABULARY)
+        rest = {"max_len": self.max_len, "class_names": self.class_names}
+        (directory / _FILE).write_text(json.dumps(rest, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load_preprocessing(directory: str | Path) -> Preprocessing:
+    """The preprocessing that a run saved. Raises FileNotFoundError where there is none."""
+    directory = Path(directory)
+    rest = json.loads((directory / _FILE).read_text(encoding="utf-8"))
+    return Preprocessing(vocab.load(directory / _VOCABULARY), rest["max_len"], rest["class_names"])
+
+
+class TaskData:
+    """The splits of a task in memory (mapped), cut to `max_len` tokens as they are read.
+
+    num_classes, vocab_size (padding included), max_len: int; class_names, in the order of the labels; vocabulary;
+    splits; info, JSON-able: num_examples, truncated (the share of inputs cut), median_length in tokens, label_shares
+    and majority_accuracy (what always answering the split's commonest class scores), each by split, and where the data
+    is from.
+    """
+
+    def __init__(self, corpus: store.Corpus, max_len: int):
+        self.max_len = max_len
+        self.vocabulary = corpus.vocabulary
+        self.class_names = corpus.class_names
+        self.vocab_size = corpus.vocabulary.size
+        self.num_classes = len(corpus.class_names)
+        self.preprocess = Preprocessing(self.vocabulary, max_len, self.class_names)
+        self._splits = corpus.splits
+        shares = {
+            split: np.bincount(examples.labels, minlength=self.num_classes) / max(len(examples), 1)
+            for split, examples in corpus.splits.items()
+        }
+        truncated = {split: _share(e.lengths > max_len) for split, e in corpus.splits.items()}
+        self.info: dict[str, Any] = {
+            **corpus.facts,
+            "num_examples": {split: len(examples) for split, examples in corpus.splits.items()},
+            "num_classes": self.num_classes,
+            "vocab_size": self.vocab_size,
+            "max_len": max_len,
+            "median_length": {split: float(np.median(e.lengths)) for split, e in corpus.splits.items()},
+            "truncated": truncated,
+            "label_shares": {split: [round(float(share), 6) for share in values] for split, values in shares.items()},
+            "majority_accuracy": {split: round(float(values.max()), 6) for split, values in shares.items()},
+        }
+        logging.info(
+            "%s inputs above max_len=%d are truncated",
+            ", ".join(f"{share:.1%} of {split}" for split, share in truncated.items()),
+            max_len,
+        )
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits."""
+        return list(self._splits)
+
+    def num_examples(self, split: str) -> int:
+        """Examples of a split. Raises ValueError if there is no such split."""
+        return len(self._examples(split))
+
+    def batches(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        epochs: int | None,
+        shard_index: int = 0,
+        shard_count: int = 1,
+    ):
+        """A Grain iterator over a split; see `xformer.tasks.pipeline.batches`. `batch_size` is that of one shard."""
+        return pipeline.batches(
+            self._examples(split),
+            batch_size,
+            max_len=self.max_len,
+            seed=seed,
+            shuffle=shuffle,
+            epochs=epochs,
+            shard_index=shard_index,
+            shard_count=shard_count,
+        )
+
+    def save(self, directory: str | Path) -> None:
+        """Stores the preprocessing with a run, for `load_preprocessing`."""
+        self.preprocess.save(directory)
+
+    def _examples(self, split: str) -> Ragged:
+        if split not in self._splits:
+            raise ValueError(f"split must be one of {', '.join(self._splits)}, got {split!r}")
+        return self._splits[split]
+
+
+def _share(values: Iterable[bool]) -> float:
+    return round(float(np.mean(np.asarray(values))), 6)

@@ -1,0 +1,65 @@
+"""What every task offers: data made once, then opened; batches; loss and metrics. No model and no config here."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from xformer.tasks.dataset import TaskData
+
+Progress = Callable[[str], None] | None
+"""Receives one line of text at a time, or None for silence."""
+
+
+class DataMissing(RuntimeError):
+    """The data of a task isn't there and can't be made here; the message is one line that says how to get it."""
+
+
+def default_data_dir() -> Path:
+    """Where prepared data lies: `$XFORMER_DATA`, else `~/.cache/xformer`."""
+    return Path(os.environ.get("XFORMER_DATA") or Path.home() / ".cache" / "xformer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(abc.ABC):
+    """Classification of token sequences. A task is a value: its fields are checked when it is made, without any file."""
+
+    @abc.abstractmethod
+    def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
+        """Makes the data if it isn't there. Safe to repeat, to interrupt and to run in two processes at once.
+
+        Raises DataMissing if it can't be made here, ValueError if the user's own files are at fault.
+        """
+
+    @abc.abstractmethod
+    def open(self, data_dir: str | Path | None = None) -> TaskData:
+        """The data that `prepare` made. Raises DataMissing if it isn't there."""
+
+    def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's arguments: `inputs` int32 [batch, length], `mask` bool [batch, length], True at real tokens."""
+        return {"inputs": batch["inputs"], "mask": batch["inputs"] > 0}
+
+    def metrics(self, outputs: jax.Array, batch: Mapping[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """(sum, weight) of the softmax cross-entropy `loss` in nats and of the `accuracy`, float32 scalars.
+
+        outputs: logits [batch, num_classes]; batch: `targets` int32 [batch], `weights` float32 [batch], 0 for fillers.
+        The metric of a whole data set is the sum of the sums over the sum of the weights; a filler adds nothing, even
+        if its logits are not finite.
+        """
+        logits = outputs.astype(jnp.float32)
+        targets, weights = batch["targets"], batch["weights"].astype(jnp.float32)
+        loss = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[:, None], axis=-1)[:, 0]
+        correct = jnp.argmax(logits, axis=-1) == targets
+        total = weights.sum()
+        return {
+            name: (jnp.where(weights > 0, value * weights, 0).sum(), total)
+            for name, value in {"loss": loss, "accuracy": correct.astype(jnp.float32)}.items()
+        }

@@ -1,0 +1,112 @@
+"""ListOps: evaluate nested operations on lists of digits, ten classes. As in Long Range Arena, and shorter ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from xformer.tasks import checks, listops_trees, store, vocab
+from xformer.tasks.dataset import TaskData
+from xformer.tasks.interface import Progress, Task
+from xformer.tasks.listops_trees import Grammar
+from xformer.tasks.ragged import Ragged
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A grammar, the model length that holds its longest expression, and the number of training examples."""
+
+    grammar: Grammar
+    max_len: int
+    num_train: int
+
+
+PRESETS = MappingProxyType(
+    {
+        "listops_2k": Preset(Grammar(500, 2000, max_depth=10, max_args=10), 2000, 96_000),  # Long Range Arena's own
+        "listops_512": Preset(Grammar(100, 512, max_depth=8, max_args=10), 512, 96_000),
+        "listops_128": Preset(Grammar(16, 128, max_depth=5, max_args=10), 128, 48_000),
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListOps(Task):
+    """ListOps by preset; sizes and `max_len` default to the preset's, `data_seed` draws other expressions.
+
+    Test and validation expressions don't depend on the number of training examples, and no expression occurs twice, in
+    one split or in two. Raises ValueError for a preset that doesn't exist, a size below 1, or a `max_len` that would
+    truncate.
+    """
+
+    preset: str = "listops_2k"
+    num_train: int | None = None
+    num_validation: int = 2_000
+    num_test: int = 2_000
+    data_seed: int = 0
+    max_len: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.choice("listops", "preset", self.preset, PRESETS)
+        for key in ("num_train", "num_validation", "num_test"):
+            if (value := getattr(self, key)) is not None or key != "num_train":
+                checks.whole("listops", key, value, at_least=1)
+        checks.whole("listops", "data_seed", self.data_seed, at_least=0)
+        if self.max_len is not None:
+            longest = PRESETS[self.preset].grammar.max_length - 1
+            checks.whole("listops", "max_len", self.max_len, at_least=longest, why=f" (the longest of {self.preset})")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Examples of each split."""
+        num_train = PRESETS[self.preset].num_train if self.num_train is None else self.num_train
+        return {"train": num_train, "validation": self.num_validation, "test": self.num_test}
+
+    def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
+        def make() -> store.Corpus:
+            if progress:
+                progress(f"listops: generating {sum(self.sizes.values()):,} expressions of {self.preset}")
+            facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
+            vocabulary = vocab.Symbols(listops_trees.SYMBOLS)
+            return store.Corpus(self.generate(), vocabulary, list("0123456789"), facts)
+
+        store.write(self._directory(data_dir), make, progress)
+
+    def open(self, data_dir: str | Path | None = None) -> TaskData:
+        max_len = PRESETS[self.preset].max_len if self.max_len is None else self.max_len
+        return TaskData(store.read(self._directory(data_dir)), max_len)
+
+    def generate(self, *, num_workers: int | None = None) -> dict[str, Ragged]:
+        """The three splits, whatever the number of threads: token ids uint8, labels 0-9."""
+        grammar = PRESETS[self.preset].grammar
+        seen: set[bytes] = set()
+        splits = {}
+        # The small splits first, so that they stay the same whatever the size of the training split.
+        for index, split in enumerate(("test", "validation", "train")):
+            splits[split] = _unique(grammar, (self.data_seed, index), self.sizes[split], seen, num_workers)
+        return {split: splits[split] for split in self.sizes}
+
+    def _directory(self, data_dir: str | Path | None) -> Path:
+        sizes = "_".join(str(size) for size in self.sizes.values())
+        return store.directory(data_dir, "listops", f"{self.preset}_{sizes}_seed{self.data_seed}")
+
+
+def _unique(grammar: Grammar, seed: tuple[int, int], count: int, seen: set[bytes], num_workers: int | None) -> Ragged:
+    """The first `count` expressions of a stream that are not in `seen`; adds them to it."""
+    sequences: list[np.ndarray] = []
+    labels: list[int] = []
+    chunks = listops_trees.stream(grammar, *seed, num_workers=num_workers)
+    while len(labels) < count:
+        chunk = next(chunks)
+        for index in range(len(chunk)):
+            digest = hashlib.blake2b(chunk[index].tobytes(), digest_size=16).digest()
+            if digest not in seen and len(labels) < count:
+                seen.add(digest)
+                sequences.append(chunk[index])
+                labels.append(int(chunk.labels[index]))
+    chunks.close()
+    return Ragged.from_lists(sequences, labels, np.uint8)

@@ -1,0 +1,64 @@
+"""Batches: Grain shuffles, repeats and cuts the order of examples, and each batch is read from memory in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from xformer.tasks.ragged import Ragged
+
+
+def batches(
+    examples: Ragged,
+    batch_size: int,
+    *,
+    max_len: int,
+    seed: int,
+    shuffle: bool,
+    epochs: int | None,
+    shard_index: int = 0,
+    shard_count: int = 1,
+):
+    """A Grain iterator of batches with exact `get_state()` and `set_state()`.
+
+    Yields `inputs` int32 [batch_size, max_len] (0 is padding), `targets` int32 [batch_size] and `weights` float32
+    [batch_size]: 1, or 0 for the fillers that complete the last batch of a finite number of epochs. With `epochs=None`
+    it never ends and batches run across the ends of epochs, so no example is ever left out.
+
+    The order of the examples depends on `seed` and the epoch only. Shard s of n takes rows s * batch_size to (s + 1) *
+    batch_size of each global batch of n * batch_size, so all shards yield equally many batches and n shards together
+    see the batches that one would see with n times the batch size, row for row. The state counts global batches and is
+    the same in every shard.
+
+    Raises ValueError for a batch size, shard or number of epochs that makes no sense, and for a split without examples.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not 0 <= shard_index < shard_count:
+        raise ValueError(f"shard_index must be in 0..shard_count - 1, got {shard_index} of {shard_count}")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs must be at least 1, or None for no end, got {epochs}")
+    if not len(examples):
+        raise ValueError("a split without examples has no batches")
+
+    import grain
+
+    labels = np.asarray(examples.labels)
+
+    def read(global_batch: Sequence[int]) -> dict[str, np.ndarray]:
+        rows = slice(shard_index * batch_size, (shard_index + 1) * batch_size)
+        mine = np.asarray(global_batch[rows], np.int64)
+        targets = np.zeros(batch_size, np.int32)
+        targets[: len(mine)] = labels[mine]
+        weights = np.zeros(batch_size, np.float32)
+        weights[: len(mine)] = 1
+        return {"inputs": examples.pad(mine, batch_size, max_len), "targets": targets, "weights": weights}
+
+    order = grain.MapDataset.range(len(examples))
+    if shuffle:
+        # Grain shuffles epoch e with seed + e: unhashed, seed 0 would see in epoch 1 what seed 1 sees in epoch 0.
+        order = order.shuffle(seed=int(np.random.SeedSequence(seed).generate_state(1)[0]))
+    dataset = order.repeat(epochs).batch(batch_size * shard_count, drop_remainder=False, batch_fn=read)
+    # No threads: a batch takes a fraction of a millisecond, and handing it between threads costs more than making it.
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))

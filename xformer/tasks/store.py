@@ -1,0 +1,127 @@
+"""Prepared data on disk: written once, whole or not at all, and read back by memory map.
+
+A directory `DATA_DIR/NAME/KEY/VERSION` is a TFDS data set in array_record (`tfds.builder_from_directory` reads it) with
+three additions: the vocabulary, what is known about the data, and the same tokens as flat arrays, which open at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xformer.tasks import vocab
+from xformer.tasks.interface import DataMissing, Progress, default_data_dir
+from xformer.tasks.ragged import Ragged
+
+VERSION = "1.0.0"
+_FACTS = "facts.json"
+_VOCABULARY = "vocabulary.json"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """Tokenised splits (not truncated), their vocabulary, the names of labels 0, 1, ..., JSON-able facts for results."""
+
+    splits: dict[str, Ragged]
+    vocabulary: vocab.Vocabulary
+    class_names: list[str]
+    facts: dict[str, Any]
+
+
+def directory(data_dir: str | Path | None, name: str, key: str) -> Path:
+    """Where the data set lies once it is prepared."""
+    root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    return root / name / key / VERSION
+
+
+def write(target: Path, make: Callable[[], Corpus], progress: Progress = None) -> None:
+    """Makes and writes a corpus unless `target` (from `directory`) is there.
+
+    Atomic: a directory beside it is filled and then renamed. A second process waits for the first and finds it done;
+    where files can't be locked, both work and one result stays. Raises DataMissing if the packages of the `data` extra
+    are missing.
+    """
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(target.parent / ".lock"):
+        if target.exists():
+            return
+        corpus = make()
+        scratch = Path(tempfile.mkdtemp(prefix="incomplete.", dir=target.parent))
+        try:
+            scratch.chmod(target.parent.stat().st_mode)  # mkdtemp's own is for one user only
+            filled = _write_array_record(scratch, target, corpus)
+            for split, examples in corpus.splits.items():
+                examples.save(filled, split)
+            corpus.vocabulary.save(filled / _VOCABULARY)
+            facts = {"class_names": corpus.class_names, "splits": list(corpus.splits), "facts": corpus.facts}
+            (filled / _FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            try:
+                filled.rename(target)
+            except OSError:
+                if not target.exists():
+                    raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    if progress:
+        sizes = ", ".join(f"{len(examples):,} {split}" for split, examples in corpus.splits.items())
+        progress(f"{target.parts[-3]}: wrote {sizes} examples to {target}")
+
+
+def read(target: Path) -> Corpus:
+    """The corpus that `write` left. Raises DataMissing if there is none."""
+    try:
+        facts = json.loads((target / _FACTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataMissing(
+            f"{target.parts[-3]}: no prepared data in {target}; prepare it with the task's prepare()"
+        ) from None
+    splits = {split: Ragged.load(target, split) for split in facts["splits"]}
+    return Corpus(splits, vocab.load(target / _VOCABULARY), facts["class_names"], facts["facts"])
+
+
+def token_dtype(vocabulary: vocab.Vocabulary) -> np.dtype:
+    """The smallest unsigned dtype that holds every id."""
+    return np.min_scalar_type(vocabulary.size - 1)
+
+
+def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
+    try:
+        import tensorflow_datasets as tfds
+
+        from xformer.tasks import builders
+    except ImportError as error:
+        raise DataMissing(f"preparing data needs the data extra (pip install 'xformer-jax[data]'): {error}") from error
+    name, key = target.parts[-3:-1]
+    config = builders.TokenConfig(
+        name=key, class_names=corpus.class_names, dtype=token_dtype(corpus.vocabulary), make=lambda: corpus.splits
+    )
+    base = builders.BUILDERS[name]
+    listed = type(base.__name__, (base,), {"BUILDER_CONFIGS": [config]}, skip_registration=True)  # else TFDS warns
+    tfds.disable_progress_bar()
+    with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about downloads that don't happen
+        builder = listed(config=config, data_dir=scratch, file_format="array_record")
+        builder.download_and_prepare()
+    return Path(builder.data_dir)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: the rename decides
+            yield
+        else:
+            yield

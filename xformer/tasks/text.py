@@ -1,0 +1,112 @@
+"""What tasks made of texts share: the choice of a vocabulary, tokenising once, and opening the result."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from xformer.tasks import checks, store
+from xformer.tasks import vocab as vocabularies
+from xformer.tasks.dataset import TaskData
+from xformer.tasks.interface import Progress, Task
+from xformer.tasks.ragged import Ragged
+
+DEFAULT_SUBWORDS = 8192
+_BATCH = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Labelled texts by split, the names of labels 0, 1, ..., and facts for the results."""
+
+    splits: dict[str, tuple[list[str], list[int]]]
+    class_names: list[str]
+    facts: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where texts come from: a name in words, a digest of all that decides what `read` returns, and `read` itself."""
+
+    name: str
+    digest: str
+    read: Callable[[], Texts]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTask(Task):
+    """Classification of texts, cut at `max_len` tokens; the share that is cut is in the data's info.
+
+    vocab: "bytes" (256 of them) or "subword" (byte-level BPE of `vocab_size` tokens, 8,192 by default, learnt from the
+    training split only).
+    """
+
+    name: ClassVar[str]
+
+    max_len: int = 1024
+    vocab: str = "bytes"
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.whole(self.name, "max_len", self.max_len, at_least=1)
+        checks.choice(self.name, "vocab", self.vocab, vocabularies.VOCABULARIES)
+        if self.vocab_size is not None:
+            if self.vocab != "subword":
+                raise ValueError(
+                    f"{self.name}: vocab_size is for vocab='subword', got {self.vocab_size} with {self.vocab!r}"
+                )
+            checks.whole(
+                self.name, "vocab_size", self.vocab_size, at_least=258, why=" (256 bytes, padding and a merge)"
+            )
+
+    def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
+        source = self._source(data_dir)
+
+        def make() -> store.Corpus:
+            if progress:
+                progress(f"{self.name}: reading {source.name}, tokenising into {self.vocab}")
+            return self._tokenise(source)
+
+        store.write(self._directory(data_dir, source), make, progress)
+
+    def open(self, data_dir: str | Path | None = None) -> TaskData:
+        return TaskData(store.read(self._directory(data_dir, self._source(data_dir))), self.max_len)
+
+    @abc.abstractmethod
+    def _source(self, data_dir: str | Path | None) -> Source:
+        """The texts. Raises DataMissing if there are none."""
+
+    def _directory(self, data_dir: str | Path | None, source: Source) -> Path:
+        vocab = f"subword{self.vocab_size or DEFAULT_SUBWORDS}" if self.vocab == "subword" else self.vocab
+        return store.directory(data_dir, self.name, f"{vocab}_{source.digest[:16]}")
+
+    def _tokenise(self, source: Source) -> store.Corpus:
+        texts = source.read()
+        vocabulary: vocabularies.Vocabulary = vocabularies.Bytes()
+        if self.vocab == "subword":
+            vocabulary = vocabularies.Subword.train(texts.splits["train"][0], self.vocab_size or DEFAULT_SUBWORDS)
+        dtype = store.token_dtype(vocabulary)
+        splits = {
+            split: Ragged.from_lists(_encode(vocabulary, documents), labels, dtype)
+            for split, (documents, labels) in texts.splits.items()
+        }
+        return store.Corpus(splits, vocabulary, texts.class_names, {"source": source.name, **texts.facts})
+
+
+def digest(*parts: bytes | str) -> str:
+    """A hash of the parts, each one apart from the next."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", errors="surrogateescape") if isinstance(part, str) else part
+        total.update(len(data).to_bytes(8, "little"))
+        total.update(data)
+    return total.hexdigest()
+
+
+def _encode(vocabulary: vocabularies.Vocabulary, documents: Sequence[str]) -> Iterator[list[int]]:
+    for start in range(0, len(documents), _BATCH):
+        yield from vocabulary.encode_batch(documents[start : start + _BATCH])

@@ -1,0 +1,153 @@
+"""Vocabularies: text to token ids and back. Ordered, stored as JSON with a run, id 0 always padding and never text."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+VOCABULARIES = ("bytes", "subword")
+"""Vocabularies a text task can choose from."""
+
+
+class Vocabulary(abc.ABC):
+    """`decode(encode(text)) == text`; ids run from 1 to `size - 1`, 0 is padding and decodes to nothing."""
+
+    size: int
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, none of them 0."""
+
+    @abc.abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids; bytes that are no UTF-8 (a character cut in two) become U+FFFD."""
+
+    @abc.abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """All there is to know about the vocabulary, for `from_json`."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
+
+    def save(self, path: str | Path) -> None:
+        """Writes the vocabulary to a JSON file."""
+        Path(path).write_text(json.dumps(self.to_json(), ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes(Vocabulary):
+    """UTF-8 bytes, each its value plus one. A lone surrogate, which has no bytes, is read as `?`."""
+
+    size = 257
+
+    def encode(self, text: str) -> list[int]:
+        return [byte + 1 for byte in text.encode("utf-8", errors="replace")]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(index - 1 for index in map(int, ids) if index > 0).decode("utf-8", errors="replace")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "bytes"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Symbols(Vocabulary):
+    """A fixed list of symbols, brackets included, one token each; spaces between them are written, not required."""
+
+    symbols: tuple[str, ...]
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return len(self.symbols) + 1
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: index for index, symbol in enumerate(self.symbols, start=1)}
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        longest_first = sorted(self.symbols, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) + r"|\S")
+
+    def encode(self, text: str) -> list[int]:
+        """Raises ValueError if the text holds anything but symbols and white space."""
+        found = self._pattern.findall(text)
+        unknown = next((symbol for symbol in found if symbol not in self._ids), None)
+        if unknown is not None:
+            raise ValueError(f"unknown symbol {unknown!r} in the text; allowed: {' '.join(self.symbols)}")
+        return [self._ids[symbol] for symbol in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self.symbols[index - 1] for index in map(int, ids) if index > 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "symbols", "symbols": list(self.symbols)}
+
+
+class Subword(Vocabulary):
+    """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), so that any text has ids and comes back unchanged.
+
+    No token is special: an id of the `tokenizers` library plus one is an id here, and a text can't spell the padding.
+    """
+
+    def __init__(self, tokenizer_json: str):
+        from tokenizers import Tokenizer  # an extra, and slow to import
+
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self.size = self._tokenizer.get_vocab_size() + 1
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Subword:
+        """Learns at most `vocab_size` tokens, padding included: the same from the same texts in every process."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator((_valid(text) for text in texts), trainer)
+        return cls(tokenizer.to_str())
+
+    def encode(self, text: str) -> list[int]:
+        return [index + 1 for index in self._tokenizer.encode(_valid(text)).ids]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast([_valid(text) for text in texts])
+        return [[index + 1 for index in encoding.ids] for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode([index - 1 for index in map(int, ids) if index > 0])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "subword", "tokenizer": json.loads(self._tokenizer.to_str())}
+
+
+def _valid(text: str) -> str:
+    """Lone surrogates, which have no UTF-8, replaced as in Bytes."""
+    return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def from_json(data: dict[str, Any]) -> Vocabulary:
+    """The vocabulary of a `to_json`. Raises ValueError for a kind that doesn't exist."""
+    match data.get("kind"):
+        case "bytes":
+            return Bytes()
+        case "symbols":
+            return Symbols(tuple(data["symbols"]))
+        case "subword":
+            return Subword(json.dumps(data["tokenizer"]))
+    raise ValueError(f"a stored vocabulary has kind {data.get('kind')!r}; allowed: bytes, symbols, subword")
+
+
+def load(path: str | Path) -> Vocabulary:
+    """The vocabulary that `save` wrote."""
+    return from_json(json.loads(Path(os.fspath(path)).read_text(encoding="utf-8")))
