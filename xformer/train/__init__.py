@@ -1,0 +1,17 @@
+"""The training engine. It knows no attention, no model and no task by name."""
+
+from xformer.train.checkpoint import restore_model
+from xformer.train.errors import CheckpointError, Diverged, Interrupted, WorkdirBusy, WorkdirMismatch
+from xformer.train.settings import TrainConfig
+from xformer.train.trainer import Trainer
+
+__all__ = [
+    "CheckpointError",
+    "Diverged",
+    "Interrupted",
+    "TrainConfig",
+    "Trainer",
+    "WorkdirBusy",
+    "WorkdirMismatch",
+    "restore_model",
+]

@@ -1,0 +1,234 @@
+"""Checkpoints that are whole or not there: orbax arrays, the run's position, and a manifest checked on loading.
+
+`checkpoints/STEP/` holds `model/` and `optimizer/` (orbax), `position.json`, `data-PROCESS.json` and `manifest.json`.
+It is written as `STEP.tmp` and renamed when complete, so what bears a number was complete once; the manifest's digests
+tell whether it still is. The newest two are kept, and the best one that each of them names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.experimental import multihost_utils
+
+from xformer.train import workdir as folders
+from xformer.train.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+KEEP = 2
+MANIFEST = "manifest.json"
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    def steps(self) -> list[int]:
+        """Steps that have a complete checkpoint, damaged or not, in order."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+
+    def save(self, step: int, trees: Mapping[str, Any], position: Mapping[str, Any], data_state: Any) -> None:
+        """Writes the checkpoint of `step`, replacing one that is there; then forgets those that nothing needs.
+
+        Every process of the run calls this with its own `data_state`; `position` is the same in all of them.
+
+        Raises:
+          CheckpointError: it could not be written; the checkpoints before it are untouched.
+        """
+        temporary = self.folder / f"{step}.tmp"
+        try:
+            if jax.process_index() == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            _barrier(f"save {step}")
+            for name, tree in trees.items():
+                _orbax().save(temporary / name, args=ocp.args.StandardSave(tree))
+            (temporary / f"data-{jax.process_index()}.json").write_text(json.dumps(data_state))
+            _barrier(f"saved {step}")
+            if jax.process_index() == 0:
+                (temporary / "position.json").write_text(json.dumps(position, allow_nan=False))
+                self._commit(temporary, self.folder / str(step))
+                self._forget()
+            _barrier(f"committed {step}")
+        except Exception as error:  # a full disk, a lost mount, whatever orbax makes of it
+            with contextlib.suppress(OSError):
+                shutil.rmtree(temporary)
+            raise CheckpointError(
+                f"the checkpoint of step {step} can't be written to {self.folder}: {_line(error)}; "
+                f"those before it ({self.steps() or 'none'}) are untouched"
+            ) from error
+
+    def latest(self) -> tuple[int, dict[str, Any]] | None:
+        """(step, position) of the newest intact checkpoint, None if there is none; damaged ones are set aside."""
+        if jax.process_index() == 0:
+            self._tidy()
+            for step in reversed(self.steps()):
+                if (damage := self.damage(step)) is None:
+                    break
+                logger.warning("checkpoint %s is damaged (%s): skipped", self.folder / str(step), damage)
+                aside = self.folder / f"{step}.damaged"
+                shutil.rmtree(aside, ignore_errors=True)
+                (self.folder / str(step)).rename(aside)
+        _barrier("latest")
+        steps = self.steps()
+        return (steps[-1], self.position(steps[-1])) if steps else None
+
+    def position(self, step: int) -> dict[str, Any]:
+        """The position that was saved with the checkpoint of `step`."""
+        return folders.read_json(self.folder / str(step) / "position.json")
+
+    def data_state(self, step: int) -> Any:
+        """The state of this process's data iterator.
+
+        Raises:
+          CheckpointError: the run had another number of processes and their iterators were not all at the same place.
+        """
+        files = sorted((self.folder / str(step)).glob("data-*.json"))
+        own = self.folder / str(step) / f"data-{jax.process_index()}.json"
+        if len(files) == jax.process_count():
+            return folders.read_json(own)
+        states = [folders.read_json(file) for file in files]
+        if any(state != states[0] for state in states):
+            raise CheckpointError(
+                f"{self.folder / str(step)} was saved by {len(files)} processes that read different data; "
+                f"it can't go on with {jax.process_count()}"
+            )
+        return states[0]
+
+    def restore(self, step: int, part: str, target: Any) -> Any:
+        """The arrays of a part, in the structure, dtypes and shardings of `target` (of shapes), on any devices.
+
+        Raises:
+          CheckpointError: it is missing, damaged, or of a model of another structure.
+        """
+        if (damage := self.damage(step)) is not None:
+            raise CheckpointError(f"checkpoint {self.folder / str(step)} is damaged ({damage})")
+        try:
+            return _orbax().restore(self.folder / str(step) / part, args=ocp.args.StandardRestore(target))
+        except Exception as error:
+            raise CheckpointError(f"{self.folder / str(step)} does not fit this model: {_line(error)}") from error
+
+    def damage(self, step: int) -> str | None:
+        """What is wrong with the checkpoint of `step`, in a few words; None if every byte is as it was written."""
+        path = self.folder / str(step)
+        try:
+            expected = json.loads((path / MANIFEST).read_text())
+            found = _digests(path)
+        except (OSError, ValueError) as error:
+            return f"{MANIFEST}: {_line(error)}"
+        missing = [name for name in expected if name not in found]
+        changed = [name for name in expected if name in found and expected[name] != found[name]]
+        if missing or changed:
+            return ", ".join([f"{name} is missing" for name in missing] + [f"{name} has changed" for name in changed])
+        return None
+
+    def _commit(self, temporary: Path, final: Path) -> None:
+        folders.write_json(temporary / MANIFEST, _digests(temporary, sync=True))
+        old = final.with_name(f"{final.name}.old")
+        if final.exists():
+            final.rename(old)
+        temporary.rename(final)
+        folders.sync_folder(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _forget(self) -> None:
+        newest = self.steps()[-KEEP:]
+        best = [(self.position(step).get("best") or {}).get("step") for step in newest]
+        for step in self.steps():
+            if step not in newest and step not in best:
+                # Renamed first: a folder half deleted must not bear a number.
+                doomed = self.folder / f"{step}.tmp"
+                (self.folder / str(step)).rename(doomed)
+                shutil.rmtree(doomed)
+
+    def _tidy(self) -> None:
+        """Clears what a killed process left behind."""
+        if not self.folder.is_dir():
+            return
+        for path in list(self.folder.iterdir()):
+            if path.suffix == ".old" and not path.with_suffix("").exists():
+                path.rename(path.with_suffix(""))
+            elif path.suffix in (".tmp", ".old"):
+                shutil.rmtree(path)
+
+
+def restore_model(workdir: str | Path, model: nnx.Module, which: str = "best") -> int:
+    """Puts the parameters of a run's checkpoint into `model`, built as the run built it; returns their step.
+
+    Args:
+      workdir: the run's folder.
+      model: its variables are replaced in place.
+      which: "best" (by the metric the run selects by; the last one if nothing was evaluated yet) or "last".
+
+    Raises:
+      CheckpointError: there is no intact checkpoint, or it is of another model.
+      ValueError: `which` is neither.
+    """
+    checkpoints = Checkpoints(Path(workdir) / "checkpoints")
+    step = choose(checkpoints, which)
+    params, rest = nnx.state(model, nnx.Param, ...)
+    place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_here())
+    restored = checkpoints.restore(step, "model", jax.tree.map(place, {"params": params, "rest": rest}))
+    nnx.update(model, restored["params"], restored["rest"])
+    return step
+
+
+def choose(checkpoints: Checkpoints, which: str) -> int:
+    """The step of the "best" or the "last" intact checkpoint; nothing on the disk changes."""
+    if which not in ("best", "last"):
+        raise ValueError(f"which must be 'best' or 'last', got {which!r}")
+    last = next((step for step in reversed(checkpoints.steps()) if checkpoints.damage(step) is None), None)
+    if last is None:
+        raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
+    best = checkpoints.position(last).get("best")
+    return best["step"] if which == "best" and best else last
+
+
+def _here() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _digests(path: Path, sync: bool = False) -> dict[str, str]:
+    """SHA-256 by relative path of every file under `path` but the manifest; `sync` first forces them to the disk."""
+    digests = {}
+    for file in sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST):
+        with file.open("rb") as opened:
+            if sync:
+                os.fsync(opened.fileno())
+            digests[file.relative_to(path).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return digests
+
+
+def _orbax() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"xformer {name}")
+
+
+def agree(value: int) -> int:
+    """Process 0's value, in every process."""
+    return int(multihost_utils.broadcast_one_to_all(np.int64(value))) if jax.process_count() > 1 else value
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

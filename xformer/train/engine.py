@@ -1,0 +1,193 @@
+"""The compiled steps of one run: made once, called many times, counted and watched."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+from xformer.train import parallel
+from xformer.train import step as steps
+from xformer.train.settings import TrainConfig
+from xformer.train.step import Task, TrainState
+
+logger = logging.getLogger(__name__)
+
+
+class Data(Protocol):
+    """What training needs of opened data; see `xformer.tasks`."""
+
+    info: Mapping[str, Any]
+
+    def batches(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        epochs: int | None,
+        shard_index: int = 0,
+        shard_count: int = 1,
+    ) -> Any:
+        """An iterator over dicts of numpy arrays; `batch_size` is that of one of `shard_count` shards."""
+
+
+class Compiled:
+    """A jitted or pmapped step, compiled at the first call; another batch shape compiles again and is reported.
+
+    Attributes:
+      seconds: time spent compiling.
+      peak_bytes: memory that one device needs to run it, as planned by the compiler; None if that is unknown.
+    """
+
+    def __init__(self, name: str, function: Any) -> None:
+        self._name, self._function = name, function
+        self._by_shape: dict[tuple, Any] = {}
+        self.seconds = 0.0
+        self.peak_bytes: int | None = None
+
+    def __call__(self, state: Any, batch: Mapping[str, jax.Array], *rest: Any) -> Any:
+        shape = tuple((name, array.shape, array.dtype) for name, array in sorted(batch.items()))
+        if shape not in self._by_shape:
+            if self._by_shape:
+                spelt = ", ".join(f"{name} {dtype}{list(dims)}" for name, dims, dtype in shape)
+                logger.warning("the %s is compiled again: a batch has another shape (%s)", self._name, spelt)
+            start = time.perf_counter()
+            compiled = self._function.lower(state, batch, *rest).compile()
+            self.seconds += time.perf_counter() - start
+            self.peak_bytes = self.peak_bytes or planned_bytes(compiled)
+            self._by_shape[shape] = compiled
+        return self._by_shape[shape](state, batch, *rest)
+
+
+def planned_bytes(compiled: Any) -> int | None:
+    """Arguments, results and temporaries of a compiled function on one device, in bytes."""
+    plan = compiled.memory_analysis()
+    if plan is None:
+        return None
+    sizes = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+    return int(sizes - plan.alias_size_in_bytes)
+
+
+class Engine:
+    """Model, optimizer and task compiled for a mesh of devices.
+
+    Attributes:
+      layout: where arrays lie.
+      abstract: shapes, dtypes and shardings of the train state.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[[nnx.Rngs], nnx.Module],
+        task: Task,
+        optimizer: optax.GradientTransformation,
+        schedule: Callable[[Any], jax.Array],
+        train: TrainConfig,
+        seed: int,
+    ) -> None:
+        self.layout = parallel.make_layout(train)
+        self._train = train
+        self.graphdef, init = steps.initialize(model_fn, optimizer)
+        shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), np.uint32))
+        shardings = self.layout.shardings(shapes)
+        place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        self.abstract: TrainState = jax.tree.map(place, shapes, shardings)
+        self._init = jax.jit(init, out_shardings=shardings)
+        self._seed = jax.device_put(np.uint32(seed), self.layout.replicated)
+        make = lambda axis: steps.train_step(
+            self.graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis
+        )
+        self._whole_step = make(None)
+        axis = self.layout.axis_name
+        out = (shardings, self.layout.replicated)
+        self.train_step = Compiled("training step", self.layout.wrap(make(axis), donate=True, out=out))
+        self.eval_step = Compiled(
+            "evaluation step", self.layout.wrap(steps.eval_step(self.graphdef, task, axis_name=axis))
+        )
+
+    def init(self) -> TrainState:
+        """The state at step 0, the same on every layout."""
+        return self._init(self._seed)
+
+    def step(self, state: TrainState, batch: Mapping[str, np.ndarray]) -> tuple[TrainState, dict[str, Any]]:
+        """One optimizer step on this process's rows of a batch; `state` is used up. Returns without waiting."""
+        return self.train_step(state, self.layout.put(batch), self._seed)
+
+    def train_batches(self, data: Data, seed: int) -> Any:
+        """This process's share of the endless shuffled training batches."""
+        index, count = self.layout.data_shard(self._train.batch_size)
+        return data.batches(
+            "train",
+            self._train.batch_size // count,
+            seed=seed,
+            shuffle=True,
+            epochs=None,
+            shard_index=index,
+            shard_count=count,
+        )
+
+    def evaluate(
+        self, variables: tuple[Any, Any], data: Data, split: str, check: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """Metrics of a split: sums over all its examples, each once, then one division; `examples` and `tokens` exact.
+
+        Args:
+          variables: the params and rest of a train state.
+          check: called between batches; may raise to end the evaluation.
+
+        Raises:
+          ValueError: the split has no examples.
+        """
+        size = self._train.eval_batch_size or self._train.batch_size
+        index, count = self.layout.data_shard(self.layout.batch_shards)
+        size = max(size // count, 1)
+        batches = data.batches(split, size, seed=0, shuffle=False, epochs=1, shard_index=index, shard_count=count)
+        totals, waiting = Totals(), []
+        for batch in batches:
+            check()
+            waiting.append(self.eval_step(variables, self.layout.put(self.layout.pad(batch))))
+            if len(waiting) > 2:
+                totals.add(jax.device_get(waiting.pop(0)))
+        for report in waiting:
+            totals.add(jax.device_get(report))
+        if not totals.counts.get("examples"):
+            raise ValueError(f"the split {split!r} has no examples")
+        return totals.means() | totals.counts
+
+    def flops(self, batch: Mapping[str, np.ndarray]) -> tuple[int, tuple[str, ...]]:
+        """(FLOPs of one optimizer step over all devices, what they leave out), from the step's jaxpr on one device."""
+        from xformer import cost  # the counter knows the attention room; the rest of this room does not need it
+
+        _, count = self.layout.data_shard(self._train.batch_size)
+        whole = {name: jax.ShapeDtypeStruct((len(x) * count, *x.shape[1:]), x.dtype) for name, x in batch.items()}
+        counted = cost.count(self._whole_step, self.abstract, whole, jax.ShapeDtypeStruct((), np.uint32))
+        return counted.flops, counted.uncounted
+
+
+class Totals:
+    """Sums and counts over steps, in double precision, for one division at the end."""
+
+    def __init__(self, sums: Mapping[str, list[float]] | None = None, counts: Mapping[str, int] | None = None) -> None:
+        self.sums: dict[str, list[float]] = {name: list(pair) for name, pair in (sums or {}).items()}
+        self.counts: dict[str, int] = dict(counts or {})
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Adds a fetched report of a step."""
+        for name, (total, weight) in report["sums"].items():
+            before = self.sums.get(name, [0.0, 0.0])
+            self.sums[name] = [before[0] + float(total), before[1] + float(weight)]
+        for name, number in report["counts"].items():
+            self.counts[name] = self.counts.get(name, 0) + int(number)
+
+    def means(self) -> dict[str, float]:
+        """Sum over weight by metric; NaN where nothing weighed anything."""
+        return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}

@@ -1,0 +1,31 @@
+"""What can stop a run besides a programming error. Every message is one line for the person at the terminal."""
+
+from __future__ import annotations
+
+
+class Interrupted(Exception):
+    """The run stopped early and can go on: a signal or `stop_at_step`. `step` is the step that is saved."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class Diverged(RuntimeError):
+    """A loss, gradient or parameter became NaN or infinite. `step` is the failing step, which is not saved."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint can't be written, or none is there to be read."""
+
+
+class WorkdirBusy(RuntimeError):
+    """Another process is using the workdir."""
+
+
+class WorkdirMismatch(ValueError):
+    """The workdir holds a run of another config."""

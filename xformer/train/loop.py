@@ -1,0 +1,215 @@
+"""The training loop: step, watch, evaluate, save."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from xformer.train.checkpoint import Checkpoints
+from xformer.train.engine import Data, Engine, Totals
+from xformer.train.errors import Diverged, Interrupted
+from xformer.train.feed import Feed
+from xformer.train.interruption import Interruption
+from xformer.train.metrics import MetricsWriter
+from xformer.train.position import TIMES, Position
+from xformer.train.progress import Progress
+from xformer.train.settings import TrainConfig
+from xformer.train.step import TrainState
+
+logger = logging.getLogger(__name__)
+
+# Steps that may be under way while the next is prepared: enough to keep a device busy, few enough that a NaN, a signal
+# or a full queue is seen at once.
+UNDER_WAY = 2
+
+
+class Loop:
+    """One process's pass through a run; `position` is kept up to date."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        data: Data,
+        train: TrainConfig,
+        checkpoints: Checkpoints,
+        writer: MetricsWriter | None,
+        progress: Progress,
+        interruption: Interruption,
+        feed: Feed,
+        position: Position,
+    ) -> None:
+        self._engine, self._data, self._train, self._checkpoints = engine, data, train, checkpoints
+        self._writer, self._progress, self._interruption, self._feed = writer, progress, interruption, feed
+        self.position = position
+        self._started = self._saved = position.step
+        self._dispatched = position.step
+        self._under_way: collections.deque[tuple[int, Any]] = collections.deque()
+        self._waited_before = position.waited
+        self._clock = time.perf_counter()
+
+    def run(self, state: TrainState) -> None:
+        """Trains to the last step; evaluates and saves on the way.
+
+        Raises:
+          Interrupted, Diverged, CheckpointError: see `Trainer.fit`.
+        """
+        self._after_step(state)
+        while self._dispatched < self._train.num_steps:
+            state = self._step(state)
+            self._after_step(state)
+
+    def check(self) -> None:
+        """Raises Interrupted if a signal came: all there is to save is saved."""
+        if self._interruption.requested:
+            raise self._interrupted(f"{self._interruption.requested} came")
+
+    def _step(self, state: TrainState) -> TrainState:
+        batch = next(self._feed)
+        if self._dispatched == self._started:
+            self._measure(batch)
+        compiling = self._engine.train_step.seconds
+        state, report = self._engine.step(state, batch)
+        self._clock += self._engine.train_step.seconds - compiling
+        self._dispatched += 1
+        self._under_way.append((self._dispatched, report))
+        self._collect(UNDER_WAY)
+        return state
+
+    def _measure(self, batch: Mapping[str, Any]) -> None:
+        """What is counted before the first step of a process; none of it is training time."""
+        position = self.position
+        if not position.step:
+            position.flops_per_step, uncounted = self._engine.flops(batch)
+            position.uncounted = list(uncounted)
+            if uncounted:
+                logger.warning("FLOPs leave out: %s", ", ".join(uncounted))
+        self._feed.waited = 0.0
+        self._clock = time.perf_counter()
+
+    def _collect(self, leave: int) -> None:
+        """Waits for the steps under way but the last `leave`, and books them."""
+        while len(self._under_way) > leave:
+            step, report = self._under_way.popleft()
+            report = jax.device_get(report)
+            now = time.perf_counter()
+            self._book(step, report, now - self._clock)
+            self._clock = now
+
+    def _book(self, step: int, report: Mapping[str, Any], seconds: float) -> None:
+        position, train = self.position, self._train
+        self._refuse_nonfinite(step, report)
+        if step == self._started + 1:
+            self._check_metric(report["sums"])
+            position.peak_memory_bytes = self._engine.train_step.peak_bytes
+            position.peak_memory_source = (
+                "one device's arguments, results and temporaries of the compiled training step"
+            )
+        else:
+            position.step_seconds = [*position.step_seconds, round(seconds, 6)][-TIMES:]
+        window = Totals(position.sums, position.counts)
+        window.add(report)
+        position.sums, position.counts = window.sums, window.counts
+        position.step = step
+        position.examples += int(report["counts"]["examples"])
+        position.tokens += int(report["counts"]["tokens"])
+        position.seconds += seconds
+        position.waited = self._waited_before + self._feed.waited
+        log = step % train.log_every == 0 or step == train.num_steps
+        loss = float(report["sums"]["loss"][0]) / max(float(report["sums"]["loss"][1]), 1e-9)
+        if log:
+            means = window.means()
+            health = {name: float(value) for name, value in report["health"].items()}
+            self._row("train", means | health | {"examples": position.examples, "tokens": position.tokens})
+            position.sums, position.counts, loss = {}, {}, means["loss"]
+        typical = statistics.median(position.step_seconds[-20:]) if position.step_seconds else None
+        tokens = position.tokens / step
+        self._progress.step(step, loss, typical, tokens, position.flops_per_step, log)
+
+    def _after_step(self, state: TrainState) -> None:
+        """What is due after the last dispatched step: evaluation, checkpoint, the end."""
+        step, train, position = self._dispatched, self._train, self.position
+        reason = f"{self._interruption.requested} came" if self._interruption.requested else None
+        if train.stop_at_step is not None and step >= train.stop_at_step:
+            reason = f"stop_at_step is {train.stop_at_step}"
+        last = step == train.num_steps
+        fresh = step > self._started
+        evaluate = (fresh and (step % train.eval_every == 0 or last)) or not position.evaluated
+        save = fresh and (step % train.checkpoint_every == 0 or last or reason is not None)
+        if not (evaluate or save or reason):
+            return
+        self._collect(0)
+        if evaluate:
+            try:
+                save |= self._evaluate(state)
+            except Interrupted:
+                self._save(state, evaluated=False)
+                raise
+        if save:
+            self._save(state)
+        self._clock = time.perf_counter()
+        if reason and not last:
+            raise self._interrupted(reason)
+
+    def _evaluate(self, state: TrainState) -> bool:
+        """Evaluates the validation split; whether it is the best so far."""
+        train, position = self._train, self.position
+        metrics = self._engine.evaluate((state.params, state.rest), self._data, "validation", self.check)
+        bad = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
+        if bad:
+            raise self._diverged(position.step, f"validation {bad[0]}")
+        self._row("validation", metrics)
+        position.evaluated = True
+        value, best = metrics[train.select_metric], position.best
+        sign = 1 if train.select_mode == "max" else -1
+        if best is None or sign * value > sign * best["value"]:
+            position.best = {"step": position.step, "value": value, "metrics": metrics}
+            return True
+        return False
+
+    def _row(self, split: str, values: Mapping[str, Any]) -> None:
+        position = self.position
+        if self._writer is not None:
+            times = {"train_flops": position.train_flops, "seconds": round(position.seconds, 6)}
+            self._writer.write({"step": position.step, "split": split, **values, **times})
+
+    def _save(self, state: TrainState, evaluated: bool = True) -> None:
+        position = self.position
+        position.evaluated = evaluated
+        if self._writer is not None:
+            self._writer.sync()
+        trees = {
+            "model": {"params": state.params, "rest": state.rest},
+            "optimizer": {"step": state.step, "opt_state": state.opt_state},
+        }
+        self._checkpoints.save(position.step, trees, dataclasses.asdict(position), self._feed.state)
+        self._saved = position.step
+
+    def _check_metric(self, sums: Mapping[str, Any]) -> None:
+        if self._train.select_metric not in sums:
+            raise ValueError(f"select_metric must be one of {', '.join(sums)}, got {self._train.select_metric!r}")
+
+    def _refuse_nonfinite(self, step: int, report: Mapping[str, Any]) -> None:
+        values = {"loss": report["sums"]["loss"][0], **report["health"]}
+        bad = [f"{name} is {float(value)}" for name, value in values.items() if not math.isfinite(float(value))]
+        if bad:
+            raise self._diverged(step, bad[0])
+
+    def _diverged(self, step: int, what: str) -> Diverged:
+        steps = self._checkpoints.steps()
+        good = f"step {steps[-1]} ({self._checkpoints.folder / str(steps[-1])})" if steps else "none"
+        return Diverged(f"{what} at step {step}; last good checkpoint: {good}", step)
+
+    def _interrupted(self, reason: str) -> Interrupted:
+        return Interrupted(
+            f"{reason}: stopped after step {self._saved} of {self._train.num_steps}, saved; "
+            "the same command goes on from there",
+            self._saved,
+        )

@@ -1,0 +1,82 @@
+"""`metrics.jsonl`, one row an event, and the same numbers as TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from xformer.train import workdir as folder
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Appends rows to `workdir/metrics.jsonl` and, if tensorboardX is installed, to event files in `workdir`.
+
+    Rows after `step`, where the run goes on, are dropped, and so is a half-written last row.
+    """
+
+    def __init__(self, workdir: Path, step: int) -> None:
+        path = workdir / "metrics.jsonl"
+        kept = [row for row in read_rows(path) if row["step"] <= step]
+        folder.write_bytes(path, b"".join(_line(row) for row in kept))
+        self._file = path.open("ab")
+        self._at_step = {(row["step"], row["split"]) for row in kept if row["step"] == step}
+        self._events = _event_writer(workdir, step)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Adds a row, once for each `step` and `split`, which are among its keys."""
+        event = (row["step"], row["split"])
+        if event in self._at_step:
+            return
+        self._at_step = {other for other in self._at_step if other[0] == event[0]} | {event}
+        self._file.write(_line(row))
+        self._file.flush()
+        if self._events is not None:
+            for name, value in row.items():
+                if name not in ("step", "split"):
+                    self._events.add_scalar(f"{row['split']}/{name}", value, row["step"])
+
+    def sync(self) -> None:
+        """Returns when every row is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._events is not None:
+            self._events.flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file, up to the first damaged one; none if there is no file."""
+    rows: list[dict[str, Any]] = []
+    if not path.exists():
+        return rows
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            logger.warning("%s: row %d is damaged; it and what follows is dropped", path, len(rows) + 1)
+            break
+    return rows
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+
+def _event_writer(workdir: Path, step: int) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        logger.warning("no TensorBoard events: pip install 'xformer-jax[tensorboard]' for them")
+        return None
+    return SummaryWriter(str(workdir), purge_step=step + 1 if step else None, write_to_disk=True)

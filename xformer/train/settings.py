@@ -1,0 +1,80 @@
+"""The settings of a training run, checked when made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+AXES = ("data", "fsdp", "tensor", "sequence")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long, how large, how often and on what.
+
+    Attributes:
+      num_steps: optimizer steps of the whole run; schedules end here.
+      batch_size: examples an optimizer step sees, over all devices and processes together.
+      eval_batch_size: examples an evaluation step sees, over all devices; None: `batch_size`. Changes no result.
+      eval_every: steps between evaluations of the validation split; the last step is always evaluated.
+      checkpoint_every: steps between checkpoints; the last step and every new best are always saved.
+      log_every: steps between rows for the train split in `metrics.jsonl`, each the mean since the row before.
+      parallel: "jit" lays the step over a mesh of devices, "pmap" copies the model to each of them.
+      mesh: size by axis: "data" and "fsdp" share out the examples, "fsdp" and "tensor" the parameters, "sequence" the
+        length. One size may be -1: all devices that are left. "pmap" takes "data" only.
+      dtype: what the model computes in; parameters and optimizer stay float32. Read by whoever builds the model.
+      stop_at_step: end here as an interruption would (saved, resumable), schedules untouched. None: run to the end.
+      accumulate: micro-batches that an optimizer step is cut into, to save memory; sums first, one division after.
+      select_metric: the validation metric that decides which checkpoint is the best.
+      select_mode: whether more ("max") or less ("min") of it is better.
+
+    Raises:
+      ValueError: a value out of range; the message names the key.
+    """
+
+    num_steps: int
+    batch_size: int
+    eval_batch_size: int | None = None
+    eval_every: int = 500
+    checkpoint_every: int = 500
+    log_every: int = 50
+    parallel: Literal["jit", "pmap"] = "jit"
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"data": -1})
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    stop_at_step: int | None = None
+    accumulate: int = 1
+    select_metric: str = "accuracy"
+    select_mode: Literal["max", "min"] = "max"
+
+    def __post_init__(self) -> None:
+        optional = {"eval_batch_size", "stop_at_step"}
+        counts = ("num_steps", "batch_size", "eval_every", "checkpoint_every", "log_every", "accumulate", *optional)
+        for name in counts:
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        choices = {"parallel": ("jit", "pmap"), "dtype": ("float32", "bfloat16"), "select_mode": ("max", "min")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"accumulate must divide batch_size, got {self.accumulate} micro-batches of {self.batch_size} examples"
+            )
+        self._check_mesh()
+
+    def _check_mesh(self) -> None:
+        for axis, size in self.mesh.items():
+            if axis not in AXES:
+                raise ValueError(f"mesh takes the axes {', '.join(AXES)}, got {axis!r}")
+            if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
+                raise ValueError(f"mesh: the size of {axis} must be a positive integer or -1, got {size!r}")
+            if self.parallel == "pmap" and axis != "data" and size != 1:
+                raise ValueError(
+                    f"mesh: parallel 'pmap' shares out data only, got {axis}={size}; 'jit' takes every axis"
+                )
+        if sum(size == -1 for size in self.mesh.values()) > 1:
+            raise ValueError(f"mesh: at most one axis can be -1 (all devices left), got {dict(self.mesh)}")

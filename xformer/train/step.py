@@ -1,0 +1,168 @@
+"""The training and the evaluation step as pure functions of arrays, and the state they act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+Batch = Mapping[str, Any]
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+
+
+class Task(Protocol):
+    """What a step needs of a task."""
+
+    def inputs(self, batch: Batch) -> dict[str, Any]:
+        """The model's keyword arguments; `mask` (bool, True at tokens) is what tokens are counted by."""
+
+    def metrics(self, outputs: Any, batch: Batch) -> Sums:
+        """(sum, weight) by metric; `loss` is what is minimised."""
+
+
+class TrainState(NamedTuple):
+    """Everything a step changes: step (int32), parameters, other model variables, optimizer state."""
+
+    step: jax.Array
+    params: Any
+    rest: Any
+    opt_state: Any
+
+
+def initialize(
+    model_fn: Callable[[nnx.Rngs], nnx.Module], optimizer: optax.GradientTransformation
+) -> tuple[nnx.GraphDef, Callable[[jax.Array], TrainState]]:
+    """The model's static structure and the function seed (uint32) -> state at step 0, to be compiled by the caller."""
+
+    def model(seed: Any) -> tuple[nnx.GraphDef, Any, Any]:
+        return nnx.split(model_fn(nnx.Rngs(_keys(seed)[0])), nnx.Param, ...)
+
+    structure: list[nnx.GraphDef] = []
+
+    def init(seed: jax.Array) -> TrainState:
+        graphdef, params, rest = model(seed)
+        structure.append(graphdef)
+        return TrainState(jnp.int32(0), params, rest, optimizer.init(params))
+
+    jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
+    return structure[0], init
+
+
+def _keys(seed: Any) -> tuple[jax.Array, jax.Array]:
+    """The root keys of (initialisation, dropout)."""
+    init, dropout = jax.random.split(jax.random.key(seed))
+    return init, dropout
+
+
+def train_step(
+    graphdef: nnx.GraphDef,
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    schedule: Callable[[Any], jax.Array],
+    *,
+    accumulate: int = 1,
+    axis_name: str | None = None,
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, dict[str, Any]]]:
+    """The pure function (state, batch, seed) -> (next state, report).
+
+    The gradient is that of (sum of losses) / (sum of weights) over the whole batch, however many micro-batches and
+    devices it is cut into. Dropout keys are folded from seed, step, device (pmap) and micro-batch. The report holds
+    `sums` by metric, `counts` of examples and tokens (int32) and `health`: scalars of this step.
+
+    Args:
+      accumulate: micro-batches a batch is cut into: rows n, n + accumulate, ... make micro-batch n, so that each
+        device cuts its own rows.
+      axis_name: the axis of pmap to sum over; None under jit, where the batch is whole.
+    """
+
+    def micro_batch(params: Any, rest: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
+        def objective(params: Any) -> tuple[jax.Array, Any]:
+            model = nnx.merge(graphdef, params, rest)
+            outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
+            sums = task.metrics(outputs, batch)
+            return sums["loss"][0], (sums, nnx.split(model, nnx.Param, ...)[2])
+
+        grads, (sums, rest) = jax.grad(objective, has_aux=True)(params)
+        return rest, (grads, sums, count(task, batch))
+
+    def whole_batch(params: Any, rest: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
+        if accumulate == 1:
+            return micro_batch(params, rest, batch, key)
+        cut = lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0)
+        micro_batches = (jax.tree.map(cut, dict(batch)), jax.random.split(key, accumulate))
+        first = jax.tree.map(lambda x: x[0], micro_batches)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(micro_batch, params, rest, *first)[1])
+
+        def add(carry: tuple[Any, Any], part: tuple[Batch, jax.Array]) -> tuple[tuple[Any, Any], None]:
+            rest, total = carry
+            rest, one = micro_batch(params, rest, *part)
+            return (rest, jax.tree.map(jnp.add, total, one)), None
+
+        return jax.lax.scan(add, (rest, zeros), micro_batches)[0]
+
+    def step(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[TrainState, dict[str, Any]]:
+        key = jax.random.fold_in(_keys(seed)[1], state.step)
+        if axis_name is not None:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+        rest, totals = whole_batch(state.params, state.rest, batch, key)
+        if axis_name is not None:
+            totals = jax.lax.psum(totals, axis_name)
+            rest = jax.tree.map(lambda x: jax.lax.pmean(x, axis_name) if _is_float(x) else x, rest)
+        grads, sums, counts = totals
+        weight = sums["loss"][1].astype(jnp.float32)
+        grads = jax.tree.map(lambda g: g / jnp.where(weight > 0, weight, 1).astype(g.dtype), grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        health = {
+            "learning_rate": schedule(state.step),
+            "grad_norm": optax.global_norm(grads),
+            "update_norm": optax.global_norm(updates),
+            "param_norm": optax.global_norm(params),
+        }
+        report = {"sums": sums, "counts": counts, "health": health}
+        return TrainState(state.step + 1, params, rest, opt_state), report
+
+    return step
+
+
+def eval_step(
+    graphdef: nnx.GraphDef, task: Task, *, axis_name: str | None = None
+) -> Callable[[tuple[Any, Any], Batch], dict[str, Any]]:
+    """The pure function ((params, rest), batch) -> {"sums": by metric, "counts": examples and tokens}, dropout off."""
+
+    def step(variables: tuple[Any, Any], batch: Batch) -> dict[str, Any]:
+        model = nnx.merge(graphdef, *variables)
+        outputs = model(**task.inputs(batch), deterministic=True)
+        report = {"sums": task.metrics(outputs, batch), "counts": count(task, batch)}
+        return report if axis_name is None else jax.lax.psum(report, axis_name)
+
+    return step
+
+
+def count(task: Task, batch: Batch) -> dict[str, jax.Array]:
+    """Examples and tokens (int32) of a batch; those of weight 0 are fillers and not counted.
+
+    Tokens are where the model's `mask` is True, or every place of the first input if there is no mask.
+    """
+    weights = batch["weights"]
+    real = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
+    inputs = task.inputs(batch)
+    mask = inputs.get("mask")
+    if mask is None:
+        mask = jnp.ones(jnp.shape(next(iter(inputs.values())))[:2], bool)
+    tokens = jnp.sum(mask.reshape(mask.shape[0], -1) > 0, axis=1, dtype=jnp.int32)
+    return {"examples": jnp.sum(real, dtype=jnp.int32), "tokens": jnp.sum(jnp.where(real, tokens, 0))}
+
+
+def _is_float(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def num_params(params: Any) -> int:
+    """How many trainable numbers a model has."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))

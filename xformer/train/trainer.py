@@ -1,0 +1,181 @@
+"""A run from its first step, or from where it was left, to its result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import platform
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from xformer.train import workdir as folders
+from xformer.train.checkpoint import Checkpoints, choose
+from xformer.train.engine import Data, Engine
+from xformer.train.feed import Feed
+from xformer.train.interruption import Interruption
+from xformer.train.loop import Loop
+from xformer.train.metrics import MetricsWriter
+from xformer.train.position import Position
+from xformer.train.progress import Progress
+from xformer.train.settings import TrainConfig
+from xformer.train.step import Task, num_params
+
+MEMORY = "peak memory is one device's arguments, results and temporaries of the compiled training step"
+PACKAGES = ("xformer-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """One training run: what it is made of, and the folder it lives in.
+
+    Attributes:
+      model_fn: makes the freshly initialised model. It is called with keyword arguments from `task.inputs`,
+        `deterministic` and, in training, `rngs` with the stream `dropout`.
+      data: opened data; `data.batches` gives the splits train, validation and test.
+      task: `inputs(batch)` for the model and `metrics(outputs, batch)`, (sum, weight) by name, `loss` among them.
+      optimizer, schedule: from `xformer.train.optimizers.build`; the schedule is what rows report.
+      workdir: folder of the run, made if missing.
+      seed: decides initialisation, dropout and data order.
+      name, attention: what the result calls the run and its attention.
+      config: the resolved config, written to `config.json`; a workdir takes no other.
+    """
+
+    model_fn: Callable[[nnx.Rngs], nnx.Module]
+    data: Data
+    task: Task
+    optimizer: optax.GradientTransformation
+    schedule: Callable[[Any], jax.Array]
+    train: TrainConfig
+    workdir: Path
+    seed: int
+    name: str
+    attention: str
+    config: Mapping[str, Any]
+
+    def fit(self) -> dict[str, Any]:
+        """Trains, from the newest intact checkpoint if there is one, and returns the content of `result.json`.
+
+        A finished run returns its result at once.
+
+        Raises:
+          Interrupted: a signal or `stop_at_step` ended it; saved, and the same call goes on exactly.
+          Diverged: a loss, gradient or parameter is not finite.
+          CheckpointError: a checkpoint could not be written.
+          WorkdirBusy: another process is using the workdir.
+          WorkdirMismatch: the workdir holds a run of another config.
+          ValueError: the mesh or the batch doesn't fit the devices.
+        """
+        main, workdir = jax.process_index() == 0, Path(self.workdir)
+        with contextlib.ExitStack() as stack:
+            if main:
+                stack.enter_context(folders.lock(workdir))
+                folders.claim(workdir, self.config)
+            interruption = stack.enter_context(Interruption())
+            if (result := folders.read_json(workdir / "result.json")) is not None:
+                return result
+            engine = self._engine()
+            checkpoints = Checkpoints(workdir / "checkpoints")
+            state, position, data_state = resume(engine, checkpoints)
+            closing = lambda opened: stack.enter_context(contextlib.closing(opened))
+            progress = closing(Progress(self.name, self.train.num_steps, quiet=not main))
+            writer = closing(MetricsWriter(workdir, position.step)) if main else None
+            feed = stack.enter_context(Feed(engine.train_batches(self.data, self.seed), data_state))
+            progress.say(self._start_line(engine, position))
+            loop = Loop(engine, self.data, self.train, checkpoints, writer, progress, interruption, feed, position)
+            loop.run(state)
+            result = self._result(engine, checkpoints, position, loop.check)
+            if main:
+                folders.write_json(workdir / "result.json", result)
+            return result
+
+    def evaluate(self, split: str, which: str = "best") -> dict[str, float]:
+        """Metrics of a split, with its exact numbers of examples and tokens, from the "best" or "last" checkpoint.
+
+        Raises:
+          CheckpointError: the workdir has no intact checkpoint.
+          ValueError: `which` is neither, or the split is empty.
+        """
+        checkpoints = Checkpoints(Path(self.workdir) / "checkpoints")
+        step = choose(checkpoints, which)
+        engine = self._engine()
+        return engine.evaluate(restore_variables(engine, checkpoints, step), self.data, split)
+
+    def _engine(self) -> Engine:
+        return Engine(self.model_fn, self.task, self.optimizer, self.schedule, self.train, self.seed)
+
+    def _start_line(self, engine: Engine, position: Position) -> str:
+        train, layout = self.train, engine.layout
+        return (
+            f"{num_params(engine.abstract.params):,} parameters, {layout}, batch {train.batch_size} "
+            f"({train.batch_size // layout.batch_shards} a device), "
+            + (f"going on from step {position.step}" if position.step else "from the start")
+            + f" to {train.num_steps}"
+        )
+
+    def _result(
+        self, engine: Engine, checkpoints: Checkpoints, position: Position, check: Callable[[], None]
+    ) -> dict[str, Any]:
+        assert position.best is not None  # the last step is always evaluated
+        best = position.best["step"]
+        test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", check)
+        times = position.step_seconds
+        return {
+            "name": self.name,
+            "attention": self.attention,
+            "seed": self.seed,
+            "num_params": num_params(engine.abstract.params),
+            "flops_per_step": position.flops_per_step,
+            "train_flops": position.train_flops,
+            "flops_uncounted": list(position.uncounted),
+            "step_time_ms": statistics.median(times) * 1e3 if times else None,
+            "peak_memory_bytes": position.peak_memory_bytes,
+            "eval": position.best["metrics"],
+            "test": test,
+            "best_step": best,
+            "last_step": position.step,
+            "batch_size": self.train.batch_size,
+            "batch_size_per_device": self.train.batch_size // engine.layout.batch_shards,
+            "tokens_per_step": position.tokens / position.step,
+            "train_seconds": position.seconds,
+            "input_wait_share": position.waited / position.seconds if position.seconds else 0.0,
+            "info": dict(self.data.info),
+            "versions": versions(),
+            "device": f"{engine.layout}; {MEMORY}",
+        }
+
+
+def resume(engine: Engine, checkpoints: Checkpoints) -> tuple[Any, Position, Any]:
+    """(state, position, data state) of the newest intact checkpoint, or of the start."""
+    found = checkpoints.latest()
+    if found is None:
+        return engine.init(), Position(), None
+    step, saved = found
+    model = {"params": engine.abstract.params, "rest": engine.abstract.rest}
+    optimizer = {"step": engine.abstract.step, "opt_state": engine.abstract.opt_state}
+    arrays = checkpoints.restore(step, "model", model) | checkpoints.restore(step, "optimizer", optimizer)
+    position = Position.from_json(saved)
+    position.check_best(checkpoints)
+    return type(engine.abstract)(**arrays), position, checkpoints.data_state(step)
+
+
+def restore_variables(engine: Engine, checkpoints: Checkpoints, step: int) -> tuple[Any, Any]:
+    """(params, rest) of a checkpoint, laid out for the engine."""
+    target = {"params": engine.abstract.params, "rest": engine.abstract.rest}
+    restored = checkpoints.restore(step, "model", target)
+    return restored["params"], restored["rest"]
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a run's numbers."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

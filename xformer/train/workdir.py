@@ -1,0 +1,114 @@
+"""The folder of a run: one process at a time, one config for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from xformer.train.errors import WorkdirBusy, WorkdirMismatch
+
+logger = logging.getLogger(__name__)
+
+# What may differ when a run goes on: it changes when things happen, or where, not what is computed.
+MAY_CHANGE = ("stop_at_step", "log_every", "checkpoint_every", "parallel", "mesh")
+
+
+@contextlib.contextmanager
+def lock(workdir: Path) -> Iterator[None]:
+    """Keeps other processes out while it is held; the kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+      WorkdirBusy: another process (or another run in this one) holds it.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / ".lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise WorkdirBusy(f"{workdir} is in use by {owner}; wait for it or choose another workdir") from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()}")
+        file.flush()
+        yield
+
+
+def claim(workdir: Path, config: Mapping[str, Any]) -> None:
+    """Writes `config.json`, or checks the one that is there; allowed changes are logged and written.
+
+    Raises:
+      WorkdirMismatch: the folder holds a run of another config; the message shows the difference.
+    """
+    path, given = workdir / "config.json", json.loads(json.dumps(config))
+    if path.exists():
+        there = read_json(path)
+        changes = _difference(there, given)
+        refused = {key: change for key, change in changes.items() if not _allowed(key, change, given)}
+        if refused:
+            spelt = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in refused.items())
+            hint = " (more steps: only with a constant schedule)" if "train.num_steps" in refused else ""
+            raise WorkdirMismatch(f"{workdir} holds a run of another config: {spelt}{hint}; choose another workdir")
+        for key, (old, new) in changes.items():
+            logger.warning("%s goes on with %s: %r, before %r", workdir, key, new, old)
+        if "train.num_steps" in changes:
+            (workdir / "result.json").unlink(missing_ok=True)
+        if not changes:
+            return
+    write_json(path, given)
+
+
+def _allowed(key: str, change: tuple[Any, Any], config: Mapping[str, Any]) -> bool:
+    if key == "train.num_steps":
+        constant = config.get("optimizer", {}).get("schedule") == "constant"
+        return constant and all(isinstance(steps, int) for steps in change) and change[1] > change[0]
+    return key.startswith("train.") and key.split(".")[1] in MAY_CHANGE
+
+
+def _difference(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """(old, new) by dotted key, for every leaf that differs."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return {} if old == new and type(old) is type(new) else {path: (old, new)}
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in [*old, *(key for key in new if key not in old)]:
+        inner = f"{path}.{key}" if path else key
+        found |= _difference(old.get(key, "nothing"), new.get(key, "nothing"), inner)
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, or None where there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file whole or not at all, and to the disk."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all, and to the disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
