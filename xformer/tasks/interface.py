@@ -32,6 +32,11 @@ def default_data_dir() -> Path:
 class Task(abc.ABC):
     """Classification of token sequences. A task is a value: its fields are checked when it is made, without any file."""
 
+    @property
+    @abc.abstractmethod
+    def length(self) -> int:
+        """Length in tokens of the model's inputs: the `max_len` of the opened data, known before there is any."""
+
     @abc.abstractmethod
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         """Makes the data if it isn't there. Safe to repeat, to interrupt and to run in two processes at once.

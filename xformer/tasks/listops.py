@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class ListOps(Task):
     truncate.
     """
 
-    preset: str = "listops_2k"
+    preset: Literal["listops_2k", "listops_512", "listops_128"] = "listops_2k"
     num_train: int | None = None
     num_validation: int = 2_000
     num_test: int = 2_000
@@ -59,6 +60,10 @@ class ListOps(Task):
         if self.max_len is not None:
             longest = PRESETS[self.preset].grammar.max_length - 1
             checks.whole("listops", "max_len", self.max_len, at_least=longest, why=f" (the longest of {self.preset})")
+
+    @property
+    def length(self) -> int:
+        return PRESETS[self.preset].max_len if self.max_len is None else self.max_len
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -77,8 +82,7 @@ class ListOps(Task):
         store.write(self._directory(data_dir), make, progress)
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
-        max_len = PRESETS[self.preset].max_len if self.max_len is None else self.max_len
-        return TaskData(store.read(self._directory(data_dir)), max_len)
+        return TaskData(store.read(self._directory(data_dir)), self.length)
 
     def generate(self, *, num_workers: int | None = None) -> dict[str, Ragged]:
         """The three splits, whatever the number of threads: token ids uint8, labels 0-9."""

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from xformer.tasks import checks, store
 from xformer.tasks import vocab as vocabularies
@@ -48,7 +48,7 @@ class TextTask(Task):
     name: ClassVar[str]
 
     max_len: int = 1024
-    vocab: str = "bytes"
+    vocab: Literal["bytes", "subword"] = "bytes"
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -62,6 +62,10 @@ class TextTask(Task):
             checks.whole(
                 self.name, "vocab_size", self.vocab_size, at_least=258, why=" (256 bytes, padding and a merge)"
             )
+
+    @property
+    def length(self) -> int:
+        return self.max_len
 
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         source = self._source(data_dir)
