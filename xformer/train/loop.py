@@ -109,9 +109,6 @@ class Loop:
         if step == self._started + 1:
             self._check_metric(report["sums"])
             position.peak_memory_bytes = self._engine.train_step.peak_bytes
-            position.peak_memory_source = (
-                "one device's arguments, results and temporaries of the compiled training step"
-            )
         else:
             position.step_seconds = [*position.step_seconds, round(seconds, 6)][-TIMES:]
         window = Totals(position.sums, position.counts)

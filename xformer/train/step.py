@@ -39,13 +39,10 @@ def initialize(
 ) -> tuple[nnx.GraphDef, Callable[[jax.Array], TrainState]]:
     """The model's static structure and the function seed (uint32) -> state at step 0, to be compiled by the caller."""
 
-    def model(seed: Any) -> tuple[nnx.GraphDef, Any, Any]:
-        return nnx.split(model_fn(nnx.Rngs(_keys(seed)[0])), nnx.Param, ...)
-
     structure: list[nnx.GraphDef] = []
 
     def init(seed: jax.Array) -> TrainState:
-        graphdef, params, rest = model(seed)
+        graphdef, params, rest = nnx.split(model_fn(nnx.Rngs(_keys(seed)[0])), nnx.Param, ...)
         structure.append(graphdef)
         return TrainState(jnp.int32(0), params, rest, optimizer.init(params))
 
@@ -85,7 +82,7 @@ def train_step(
             model = nnx.merge(graphdef, params, rest)
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
             sums = task.metrics(outputs, batch)
-            return sums["loss"][0], (sums, nnx.split(model, nnx.Param, ...)[2])
+            return sums["loss"][0], (sums, nnx.state(model, nnx.Not(nnx.Param)))
 
         grads, (sums, rest) = jax.grad(objective, has_aux=True)(params)
         return rest, (grads, sums, count(task, batch))
