@@ -1,0 +1,7 @@
+"""Reads result files; writes tables, pictures and a page. Knows no model and no attention."""
+
+from xformer.report.costs import CostRow
+from xformer.report.page import Report, write
+from xformer.report.patterns import Pattern
+
+__all__ = ["CostRow", "Pattern", "Report", "write"]

@@ -1,0 +1,125 @@
+"""What attention itself costs against length, and from where on a variant is cheaper than full attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+
+from xformer.report import labels, style, words
+
+
+@dataclasses.dataclass(frozen=True)
+class CostRow:
+    """One variant's attention at one length; NaN where nothing was measured.
+
+    Attributes:
+      length: tokens, queries and keys alike.
+      flops: of one forward call.
+      train_flops: of one forward and backward call.
+      time_ms: measured, one forward call.
+      train_time_ms: measured, one forward and backward call.
+      memory_bytes: temporary memory of the compiled forward and backward call.
+      note: why something is missing, if it is.
+    """
+
+    variant: str
+    length: int
+    flops: float
+    train_flops: float = math.nan
+    time_ms: float = math.nan
+    train_time_ms: float = math.nan
+    memory_bytes: float = math.nan
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One cost: the field of CostRow, its title, and how a number and a tick of the axis are spelt."""
+
+    key: str
+    title: str
+    spell: Callable[[float], str]
+    tick: Callable[[float], str]
+    base: int = 10
+
+
+PANELS = (
+    Panel("flops", "FLOPs, forward", words.si, words.tick_flops),
+    Panel("time_ms", "time, forward", words.milliseconds, words.tick_milliseconds),
+    Panel("train_time_ms", "time, forward + backward", words.milliseconds, words.tick_milliseconds),
+    Panel("memory_bytes", "temporary memory, forward + backward", words.mebibytes, words.tick_bytes, base=4),
+)
+
+
+def series(rows: Sequence[CostRow], variant: str, key: str) -> list[tuple[int, float]]:
+    """(length, value) of a variant by rising length, without what is missing."""
+    found = [(row.length, float(getattr(row, key))) for row in rows if row.variant == variant]
+    return sorted((length, value) for length, value in found if math.isfinite(value) and value > 0)
+
+
+def crossover(rows: Sequence[CostRow], variant: str, reference: str, key: str) -> int | None:
+    """The smallest length from which on the variant costs less than the reference, at every length both have.
+
+    None where it does not: not at the longest length, or nothing to compare.
+    """
+    full = dict(series(rows, reference, key))
+    shared = [(length, value < full[length]) for length, value in series(rows, variant, key) if length in full]
+    found = None
+    for length, cheaper in shared:
+        found = (length if found is None else found) if cheaper else None
+    return found
+
+
+def crossover_text(rows: Sequence[CostRow], variant: str, reference: str, key: str) -> str:
+    """`from 2,048`, `at every length` or `not up to 4,096`; a dash where nothing was measured."""
+    full = dict(series(rows, reference, key))
+    shared = [length for length, _ in series(rows, variant, key) if length in full]
+    if not shared or variant == reference:
+        return words.MISSING
+    found = crossover(rows, variant, reference, key)
+    if found is None:
+        return f"not up to {shared[-1]:,}"
+    return f"at every length, from {found:,}" if found == shared[0] else f"from {found:,}"
+
+
+def picture(rows: Sequence[CostRow], variants: Sequence[str], reference: str, theme: style.Theme) -> bytes | None:
+    """PNG of every panel that has a value; a ring marks the length from which a variant is cheaper than `reference`."""
+    panels = [panel for panel in PANELS if any(series(rows, variant, panel.key) for variant in variants)]
+    if not panels:
+        return None
+    palette = style.Palette(theme, variants)
+    columns = min(2, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    with style.figure(theme, 3.1 * lines, 0.1, nrows=lines, ncols=columns, squeeze=False) as (fig, axes):
+        for ax in axes.flat[len(panels) :]:
+            ax.remove()
+        ends = [_draw(ax, panel, rows, reference, palette) for ax, panel in zip(axes.flat, panels, strict=False)]
+        # Labels need final places, and the layout needs to know that there are labels: lay out with them, then redo.
+        for ax, labels_ in zip(axes.flat, ends, strict=False):
+            labels.label_ends(ax, labels_, size=8)
+        fig.draw_without_rendering()
+        for ax, labels_ in zip(axes.flat, ends, strict=False):
+            for text in list(ax.texts):
+                text.remove()
+            labels.label_ends(ax, labels_, size=8)
+        return style.png(fig)
+
+
+def _draw(
+    ax: Axes, panel: Panel, rows: Sequence[CostRow], reference: str, palette: style.Palette
+) -> list[labels.Label]:
+    """Draws a panel; returns what to write at the ends of its lines."""
+    drawn = {name: points for name in palette.variants if (points := series(rows, name, panel.key))}
+    for variant, points in drawn.items():
+        colour = palette.colour(variant)
+        ax.plot(*zip(*points, strict=True), color=colour, ls=palette.dashes(variant), lw=1.6)
+        start = crossover(rows, variant, reference, panel.key)
+        if start is not None and variant != reference:
+            ax.plot(start, dict(points)[start], "o", ms=7, mfc=palette.theme.paper, mec=colour, mew=1.6)
+    ax.set_title(panel.title)
+    style.length_axis(ax, sorted({length for points in drawn.values() for length, _ in points}))
+    style.log_axis(ax, "y", panel.tick, panel.base)
+    return [(*points[-1], name, palette.colour(name)) for name, points in drawn.items()]

@@ -1,0 +1,106 @@
+"""Text beside lines and points, placed so that nothing covers anything."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
+from matplotlib.transforms import Bbox
+
+Label = tuple[float, float, str, str]
+"""x, y in data coordinates, text, colour."""
+
+
+def label_ends(ax: Axes, ends: Sequence[Label], size: float = 8.5) -> None:
+    """Writes each label beside the right edge of the axes, moved up or down until none overlap.
+
+    Call when limits, scales and layout are final. Each label is joined to its point by a thin line.
+    """
+    to_axes = ax.transData + ax.transAxes.inverted()
+    points = sorted(((*to_axes.transform((x, y)), text, colour) for x, y, text, colour in ends), key=lambda p: p[1])
+    height = ax.get_window_extent().height / _figure(ax).dpi * 72
+    places = spread([point[1] for point in points], gap=1.25 * size / height)
+    for (x, y, text, colour), place in zip(points, places, strict=True):
+        ax.annotate(
+            text, xy=(x, y), xytext=(1.035, place), xycoords="axes fraction", textcoords="axes fraction",
+            color=colour, fontsize=size, va="center", ha="left", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.7, "shrinkA": 1, "shrinkB": 3},
+        )  # fmt: skip
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Moves sorted places as little as needed (least squares) so that neighbours are at least `gap` apart."""
+    # Shifting place i down by i * gap turns "at least gap apart" into "in order": isotonic regression by pooling.
+    pools: list[tuple[float, int]] = []
+    for index, place in enumerate(places):
+        mean, count = place - index * gap, 1
+        while pools and pools[-1][0] > mean:
+            before, size = pools.pop()
+            mean, count = (before * size + mean * count) / (size + count), size + count
+        pools.append((mean, count))
+    ordered = [mean for mean, count in pools for _ in range(count)]
+    return [place + index * gap for index, place in enumerate(ordered)]
+
+
+def label_points(
+    ax: Axes, points: Sequence[Label], lines: Sequence[Sequence[tuple[float, float]]] = (), size: float = 8.5
+) -> None:
+    """Writes each label beside its point, on the side where it covers no point, no other label and none of `lines`.
+
+    Call when limits, scales and layout are final. `lines` are polylines in data coordinates.
+    """
+    fig = _figure(ax)
+    renderer = fig.canvas.get_renderer()
+    pixel = fig.dpi / 72
+    frame = ax.get_window_extent(renderer)
+    drawn = np.array([place for line in lines for place in _along(ax, line, 2 * pixel)]).reshape(-1, 2)
+    centres = [ax.transData.transform((x, y)) for x, y, _, _ in points]
+    halo = [withStroke(linewidth=2.5, foreground=ax.get_facecolor())]
+    taken = [Bbox.from_bounds(x - 5 * pixel, y - 5 * pixel, 10 * pixel, 10 * pixel) for x, y in centres]
+    for x, y, text, colour in points:
+        best: tuple[float, Any, Bbox] | None = None
+        for dx, dy in _sides():
+            label = ax.annotate(
+                text, xy=(x, y), xytext=(dx, dy), textcoords="offset points", color=colour, fontsize=size,
+                ha="left" if dx > 0 else "right" if dx < 0 else "center",
+                va="bottom" if dy > 0 else "top" if dy < 0 else "center", path_effects=halo,
+            )  # fmt: skip
+            box = label.get_window_extent(renderer)
+            inside = (drawn > (box.x0, box.y0)) & (drawn < (box.x1, box.y1))
+            outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
+            faults = 50 * sum(map(box.overlaps, taken)) + 50 * outside + int(inside.all(axis=1).sum())
+            faults += max(0.0, np.hypot(dx, dy) - 9)  # rather across a line than far from its point
+            if best is not None and faults >= best[0]:
+                label.remove()
+                continue
+            if best is not None:
+                best[1].remove()
+            best = (faults, label, box)
+            if not faults:
+                break
+        if best is not None:
+            taken.append(best[2])
+
+
+def _sides() -> Iterator[tuple[float, float]]:
+    """Offsets to try, in points: near before far, right before left before above and below."""
+    for radius in (8, 12, 18, 26):
+        slant = 0.7 * radius
+        yield from ((radius, 0), (-radius, 0), (slant, slant), (slant, -slant), (-slant, slant), (-slant, -slant))
+        yield from ((0, radius), (0, -radius))
+
+
+def _along(ax: Axes, line: Sequence[tuple[float, float]], step: float) -> Iterator[np.ndarray]:
+    places = ax.transData.transform(line)
+    for start, end in itertools.pairwise(places):
+        yield from np.linspace(start, end, 2 + int(np.hypot(*(end - start)) / step))
+
+
+def _figure(ax: Axes) -> Any:
+    fig = ax.get_figure()
+    assert fig is not None
+    return fig

@@ -1,0 +1,169 @@
+"""Pictures of quality: against training FLOPs while training, and at the end against what it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from xformer.report import labels, style, words
+from xformer.report.results import Comparison
+from xformer.report.stats import Estimate, estimate
+from xformer.report.summary import Row, majority
+
+Point = tuple[float, Estimate]
+
+
+class Panel(NamedTuple):
+    """One way to look at cost: its title, its axis, and what a row costs."""
+
+    title: str
+    label: str
+    cost: Callable[[Row], float]
+    tick: Callable[[float], str]
+
+
+PANELS = (
+    Panel("against training FLOPs", "training FLOPs", lambda row: row.train_flops, words.tick_flops),
+    Panel("against measured time", "time of a training step", lambda row: row.step_time_ms, words.tick_milliseconds),
+)
+
+
+def mean_curve(comparison: Comparison, variant: str) -> list[Point]:
+    """(training FLOPs, metric over seeds) at every evaluation that all finished seeds of the variant share."""
+    curves = [curve for run in comparison.finished(variant) if (curve := run.curve(comparison.metric))]
+    length = min((len(curve) for curve in curves), default=0)
+    points = []
+    for index in range(length):
+        flops = [curve[index][0] for curve in curves]
+        values = estimate([curve[index][1] for curve in curves])
+        if all(math.isfinite(value) and value > 0 for value in flops) and values.count:
+            points.append((math.fsum(flops) / len(flops), values))
+    return points
+
+
+def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
+    """PNG of validation quality against training FLOPs: mean over seeds with 95 % bands. None if there is no run."""
+    drawn = {name: points for name in comparison.variants if (points := mean_curve(comparison, name))}
+    if not drawn:
+        return None
+    palette = style.Palette(theme, comparison.variants)
+    with style.figure(theme, 3.7) as (fig, ax):
+        for variant, points in drawn.items():
+            flops, means = [x for x, _ in points], [value.mean for _, value in points]
+            halves = [value.half_width or 0.0 for _, value in points]
+            colour = palette.colour(variant)
+            ax.plot(flops, means, color=colour, ls=palette.dashes(variant), marker="o", ms=3)
+            ax.fill_between(
+                flops,
+                [mean - half for mean, half in zip(means, halves, strict=True)],
+                [mean + half for mean, half in zip(means, halves, strict=True)],
+                color=colour, alpha=0.15, lw=0,
+            )  # fmt: skip
+        every = [value for points in drawn.values() for _, value in points]
+        style.log_axis(ax, "x", words.tick_flops)
+        ax.set_xlabel("training FLOPs so far")
+        _quality_axis(ax, comparison, every, "validation")
+        _chance_line(ax, comparison, theme)
+        fig.draw_without_rendering()
+        ends = [(points[-1][0], points[-1][1].mean, name, palette.colour(name)) for name, points in drawn.items()]
+        lines = [[(x, value.mean) for x, value in points] for points in drawn.values()]
+        labels.label_points(ax, ends, lines)
+        return style.png(fig)
+
+
+def pareto(comparison: Comparison, rows: Sequence[Row], theme: style.Theme) -> bytes | None:
+    """PNG of test quality against training FLOPs and against step time, with the front of what nothing dominates."""
+    rows = [row for row in rows if row.quality.count]
+    panels = [panel for panel in PANELS if any(_positive(panel.cost(row)) for row in rows)]
+    if not panels:
+        return None
+    palette = style.Palette(theme, comparison.variants)
+    with style.figure(theme, 3.5, ncols=len(panels), sharey=True, squeeze=False) as (fig, axes):
+        for ax, panel in zip(axes[0], panels, strict=True):
+            _draw_panel(ax, panel, comparison, rows, palette)
+        for ax in axes[0][1:]:
+            ax.set_ylabel("")
+        fig.draw_without_rendering()
+        for ax, panel in zip(axes[0], panels, strict=True):
+            shown = [row for row in rows if _positive(panel.cost(row))]
+            places = [(panel.cost(row), row.quality.mean, row.variant, palette.colour(row.variant)) for row in shown]
+            bars = [[(panel.cost(row), end) for end in _ends(row.quality)] for row in shown]
+            best = [
+                (panel.cost(row), row.quality.mean) for row in front(shown, panel.cost, comparison.higher_is_better)
+            ]
+            labels.label_points(ax, places, [*bars, best])
+        return style.png(fig)
+
+
+def _draw_panel(ax: Axes, panel: Panel, comparison: Comparison, rows: Sequence[Row], palette: style.Palette) -> None:
+    shown = [row for row in rows if _positive(panel.cost(row))]
+    best = front(shown, panel.cost, comparison.higher_is_better)
+    costs = [panel.cost(row) for row in shown]
+    ax.plot(
+        [panel.cost(row) for row in best], [row.quality.mean for row in best],
+        color=palette.theme.muted, lw=1, ls="--", zorder=1,
+    )  # fmt: skip
+    for row, x in zip(shown, costs, strict=True):
+        colour = palette.colour(row.variant)
+        ax.errorbar(
+            x, row.quality.mean, yerr=row.quality.half_width, fmt="o", ms=7, lw=1.2, capsize=3, color=colour,
+            mfc=colour if row in best else palette.theme.paper, mew=1.5,
+        )  # fmt: skip
+    ax.set_title(panel.title)
+    ax.set_xlabel(panel.label)
+    style.margins_log(ax, costs)
+    style.log_axis(ax, "x", panel.tick)
+    _quality_axis(ax, comparison, [row.quality for row in rows], "test")
+
+
+def front(rows: Sequence[Row], cost: Callable[[Row], float], higher_is_better: bool) -> list[Row]:
+    """The rows that no other beats in both cost and quality, by rising cost."""
+    sign = 1 if higher_is_better else -1
+    kept: list[Row] = []
+    for row in sorted(rows, key=lambda row: (cost(row), -sign * row.quality.mean)):
+        if not kept or sign * row.quality.mean > sign * kept[-1].quality.mean:
+            kept.append(row)
+    return kept
+
+
+def _positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _ends(value: Estimate) -> tuple[float, float]:
+    half = value.half_width or 0.0
+    return value.mean - half, value.mean + half
+
+
+def _quality_axis(ax: Axes, comparison: Comparison, values: Sequence[Estimate], split: str) -> None:
+    # The interval of two seeds can be so wide that it would flatten every difference: it may at most treble the axis.
+    means = [value.mean for value in values]
+    low, high = min(means), max(means)
+    room = (high - low) or 0.02
+    low = max(low - room, min(_ends(value)[0] for value in values))
+    high = min(high + room, max(_ends(value)[1] for value in values))
+    margin = 0.1 * (high - low) or 0.02
+    ax.set_ylim(low - margin, high + margin)
+    ax.set_ylabel(f"{split} {comparison.metric}")
+    if comparison.metric == "accuracy":
+        ax.set_ylim(max(low - margin, -0.02), min(high + margin, 1.02))
+        style.percent_axis(ax)
+
+
+def _chance_line(ax: Axes, comparison: Comparison, theme: style.Theme) -> None:
+    shares = [majority(run) for run in comparison.all_runs() if run.result is not None]
+    share = next((share for share in shares if math.isfinite(share)), math.nan)
+    low, high = ax.get_ylim()
+    if comparison.metric != "accuracy" or not math.isfinite(share):
+        return
+    if share < low and low - share < 0.6 * (high - low):
+        ax.set_ylim(bottom=share - 0.05 * (high - share))
+    if ax.get_ylim()[0] <= share <= high:
+        ax.axhline(share, color=theme.muted, lw=1, ls=":")
+        ax.annotate(
+            "commonest class", xy=(0, share), xycoords=("axes fraction", "data"), xytext=(4, 3),
+            textcoords="offset points", color=theme.muted, fontsize=8,
+        )  # fmt: skip

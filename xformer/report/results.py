@@ -1,0 +1,163 @@
+"""Reads a comparison's workdir: result files only, so a report can be made anywhere, long after the runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+METRICS = {"accuracy": True, "loss": False}  # in order of preference; whether higher is better
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One (variant, seed). `result` is None until it has finished; `failure` says in one line why it did not."""
+
+    variant: str
+    seed: int
+    folder: Path
+    result: Mapping[str, Any] | None
+    config: Mapping[str, Any]
+    failure: str | None
+
+    @property
+    def status(self) -> str:
+        """`finished`, `failed`, `unfinished` (resumable) or `not started`."""
+        if self.result is not None:
+            return "finished"
+        if self.failure is not None:
+            return "failed"
+        return "unfinished" if (self.folder / "metrics.jsonl").exists() else "not started"
+
+    def test(self, metric: str) -> float:
+        """A metric on the test split, NaN where the run has none."""
+        return number((self.result or {}).get("test"), metric)
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """(training FLOPs so far, metric on the validation split) of every evaluation, in order of steps."""
+        rows = {}
+        for row in read_jsonl(self.folder / "metrics.jsonl"):
+            if row.get("split") == "validation" and "step" in row:
+                rows[row["step"]] = (number(row, "train_flops"), number(row, metric))
+        return [rows[step] for step in sorted(rows)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """All runs of a comparison, by variant in the order of the config.
+
+    Attributes:
+      metric: what quality means here: a key of METRICS.
+      reference: the variant that the others are set against: full attention without a position term, else the first.
+    """
+
+    name: str
+    runs: Mapping[str, Sequence[Run]]
+    seeds: Sequence[int]
+    metric: str
+    reference: str
+
+    def finished(self, variant: str) -> list[Run]:
+        return [run for run in self.runs[variant] if run.result is not None]
+
+    def all_runs(self) -> Iterator[Run]:
+        for runs in self.runs.values():
+            yield from runs
+
+    @property
+    def variants(self) -> list[str]:
+        return list(self.runs)
+
+    @property
+    def higher_is_better(self) -> bool:
+        return METRICS[self.metric]
+
+
+def run_folder(workdir: Path, variant: str, seed: int) -> Path:
+    """Where a comparison keeps the run of a variant and a seed."""
+    return workdir / "runs" / f"{variant}-{seed}"
+
+
+def load(workdir: Path) -> Comparison:
+    """Reads the comparison in `workdir`, finished or not: its `config.json` and the folders under `runs/`.
+
+    Raises:
+      ValueError: there is no comparison in `workdir`.
+    """
+    config = read_json(workdir / "config.json")
+    if config is None or "variants" not in config or "seeds" not in config:
+        raise ValueError(f"{workdir} holds no comparison: its config.json is missing, damaged or another program's")
+    runs = {
+        variant: [_read_run(workdir, variant, seed) for seed in config["seeds"]] for variant in config["variants"]
+    }  # fmt: skip
+    base = config.get("base", {})
+    settings = {variant: _attention(base, changes) for variant, changes in config["variants"].items()}
+    full = [variant for variant, op in settings.items() if op.get("name") == "full"]
+    plain = [variant for variant in full if _position(settings[variant]) == "none"]
+    tests = [run.result.get("test") for runs_ in runs.values() for run in runs_ if run.result is not None]
+    metric = next((name for name in METRICS if tests and all(name in (test or {}) for test in tests)), "accuracy")
+    return Comparison(
+        name=str(config.get("name", workdir.name)),
+        runs=runs,
+        seeds=list(config["seeds"]),
+        metric=metric,
+        reference=(plain or full or list(runs))[0],
+    )
+
+
+def _attention(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    return changes.get("attention") or base.get("attention") or {}
+
+
+def _position(attention: Mapping[str, Any]) -> str:
+    return (attention.get("position") or {}).get("name", "none")
+
+
+def _read_run(workdir: Path, variant: str, seed: int) -> Run:
+    folder = run_folder(workdir, variant, seed)
+    failure = read_json(folder / "failure.json")
+    return Run(
+        variant=variant,
+        seed=seed,
+        folder=folder,
+        result=read_json(folder / "result.json"),
+        config=read_json(folder / "config.json") or {},
+        failure=None if failure is None else str(failure.get("error", "unknown error")),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is none or it is damaged."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON lines file; a line that a kill cut short is left out."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def number(values: Any, key: str) -> float:
+    """`values[key]` as a float, NaN where it is missing, None or no number."""
+    value = values.get(key) if isinstance(values, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return float(value)

@@ -1,0 +1,127 @@
+"""How every picture looks: one colour a variant, light and dark, labels beside the lines instead of legends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot: a report is made on machines without a screen
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from xformer.report import words
+
+DPI = 200
+WIDTH = 7.6  # inches; the page shows pictures at about this size
+DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.4)), (0, (5, 1.4, 1.2, 1.4)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Theme:
+    """Colours of one appearance; `cycle` holds one colour a variant, told apart by colour-blind readers too."""
+
+    name: str
+    paper: str
+    ink: str
+    muted: str
+    grid: str
+    cycle: tuple[str, ...]
+
+
+LIGHT = Theme(
+    name="light", paper="#ffffff", ink="#1c1f24", muted="#6a707a", grid="#e4e6ea",
+    cycle=("#3a3f47", "#0f6fc6", "#d1570a", "#16835a", "#8a4fc4", "#b8860b", "#c2306b", "#0e8a99"),
+)  # fmt: skip
+DARK = Theme(
+    name="dark", paper="#16181d", ink="#e8eaed", muted="#9aa1ac", grid="#2c3038",
+    cycle=("#c9ced6", "#5aaef5", "#f58b45", "#4cc293", "#b98cf0", "#e0b84c", "#f0749f", "#4fc3d0"),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Palette:
+    """The colour and dashes of each variant, the same in every picture."""
+
+    theme: Theme
+    variants: Sequence[str]
+
+    def colour(self, variant: str) -> str:
+        return self.theme.cycle[self.variants.index(variant) % len(self.theme.cycle)]
+
+    def dashes(self, variant: str) -> Any:
+        return DASHES[self.variants.index(variant) // len(self.theme.cycle) % len(DASHES)]
+
+
+@contextlib.contextmanager
+def figure(theme: Theme, height: float, pad: float = 0.04, **subplots: Any) -> Iterator[tuple[Figure, Any]]:
+    """A figure in the theme, `height` inches high with `pad` inches round its axes; closed at the end."""
+    settings: Any = {
+        "figure.facecolor": theme.paper, "axes.facecolor": theme.paper, "savefig.facecolor": theme.paper,
+        "text.color": theme.ink, "axes.labelcolor": theme.muted, "axes.edgecolor": theme.muted,
+        "xtick.color": theme.muted, "ytick.color": theme.muted, "axes.titlecolor": theme.ink,
+        "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 9,
+        "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 8,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
+        "axes.grid": True, "axes.grid.axis": "y", "grid.color": theme.grid, "grid.linewidth": 0.8,
+        "axes.axisbelow": True, "xtick.major.size": 3, "ytick.major.size": 0, "lines.linewidth": 1.8,
+        "lines.solid_capstyle": "round", "text.parse_math": False,  # a variant may be called `a_$b`
+    }  # fmt: skip
+    with plt.rc_context(settings):
+        fig, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained", **subplots)
+        engine: Any = fig.get_layout_engine()
+        engine.set(w_pad=pad, h_pad=pad)
+        try:
+            yield fig, axes
+        finally:
+            plt.close(fig)
+
+
+def png(fig: Figure) -> bytes:
+    """The figure as PNG, without the software and time that would make equal pictures differ."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def log_axis(ax: Axes, which: Literal["x", "y"], spell: Callable[[float], str], base: int = 10) -> None:
+    """A logarithmic axis whose ticks are round numbers, spelt out, and few enough to read."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    if which == "x":
+        ax.set_xscale("log", base=base)
+    else:
+        ax.set_yscale("log", base=base)
+    low, high = axis.get_view_interval()
+    subs = (1.0, 2.0, 5.0) if base == 10 and high / low < 100 else (1.0,)
+    axis.set_major_locator(LogLocator(base, subs=subs))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: spell(value)))
+
+
+def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
+    """A logarithmic x axis of lengths with a tick at each."""
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(list(lengths)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.length(round(value))))
+    ax.set_xlabel("length (tokens)")
+
+
+def percent_axis(ax: Axes) -> None:
+    """A y axis of shares as percentages, with as many digits as its ticks need."""
+    ax.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(100 * value, 6):g} %"))
+
+
+def margins_log(ax: Axes, values: Sequence[float]) -> None:
+    """Room left and right of the values on a logarithmic x axis, for labels."""
+    low, high = min(values), max(values)
+    factor = max((high / low) ** 0.25, 1.15)
+    ax.set_xlim(low / factor, high * factor)

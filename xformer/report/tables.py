@@ -1,0 +1,152 @@
+"""The tables of a report, as text that Markdown, HTML and a terminal all show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import unicodedata
+from collections.abc import Sequence
+
+from xformer.report import costs, summary, words
+from xformer.report.costs import CostRow
+from xformer.report.results import Comparison, Run, number
+from xformer.report.summary import Row
+
+CHANCE, BROKEN = "at chance", "no number"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Headers and rows of text; the first column names the row, the others hold numbers unless `prose`."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    prose: bool = False
+
+    def markdown(self) -> str:
+        """A GitHub-flavoured Markdown table."""
+        rule = ("---", *("---" if self.prose else "---:" for _ in self.headers[1:]))
+        lines = [tuple(map(escape_markdown, row)) for row in (self.headers, *self.rows)]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (lines[0], rule, *lines[1:]))
+
+    def text(self) -> str:
+        """Aligned columns for a terminal."""
+        widths = [max(map(_width, column)) for column in zip(self.headers, *self.rows, strict=True)]
+        lines = []
+        for row in (self.headers, tuple("-" * width for width in widths), *self.rows):
+            cells = [
+                _pad(cell, width, left=not i or self.prose)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+
+def escape_markdown(text: str) -> str:
+    """The text with what Markdown or HTML would read as markup made harmless."""
+    for mark in "\\`*_[]|<>$":
+        text = text.replace(mark, f"\\{mark}")
+    return " ".join(text.split())
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(mark) in "WF" else 1 for mark in text)
+
+
+def _pad(text: str, width: int, left: bool) -> str:
+    space = " " * (width - _width(text))
+    return text + space if left else space + text
+
+
+def variants(comparison: Comparison, rows: Sequence[Row]) -> Table:
+    """The main table: one row a variant."""
+    reference = next(row for row in rows if row.variant == comparison.reference)
+    interval = " (95 %)" if any(row.quality.half_width is not None for row in rows) else ""
+    waits = any(math.isfinite(row.input_wait) for row in rows)
+    headers = ("variant", f"test {comparison.metric}{interval}", "seeds", "parameters", "FLOPs a step",
+               "training FLOPs", "step time", "peak memory", *(["waiting for data"] if waits else []))  # fmt: skip
+    return Table(headers, tuple(_variant(row, reference, comparison.metric, waits) for row in rows))
+
+
+def _variant(row: Row, reference: Row, metric: str, waits: bool) -> tuple[str, ...]:
+    def against(text: str, value: float, base: float) -> str:
+        times = words.ratio(value, base) if row is not reference else ""
+        return f"{text} ({times})" if times else text
+
+    marks = [
+        f"{len(seeds)} {mark}" for seeds, mark in ((row.chance_seeds, CHANCE), (row.broken_seeds, BROKEN)) if seeds
+    ]
+    seeds = f"{row.finished}" if row.finished == row.planned else f"{row.finished} of {row.planned}"
+    cells = (
+        row.variant,
+        words.quality(row.quality, metric) + (f" [{', '.join(marks)}]" if marks else ""),
+        seeds,
+        words.si(row.num_params) + words.change(row.num_params, reference.num_params),
+        words.si(row.flops_per_step),
+        against(words.si(row.train_flops), row.train_flops, reference.train_flops),
+        against(words.milliseconds(row.step_time_ms), row.step_time_ms, reference.step_time_ms),
+        words.mebibytes(row.peak_memory_bytes),
+    )
+    return (*cells, words.percent(row.input_wait)) if waits else cells
+
+
+def runs(comparison: Comparison) -> Table:
+    """One row a run, with what became of it."""
+    headers = ("variant", "seed", "state", f"test {comparison.metric}", f"validation {comparison.metric}", "best step",
+               "commonest class", "step time")  # fmt: skip
+    return Table(headers, tuple(_run(run, comparison.metric) for run in comparison.all_runs()))
+
+
+def _run(run: Run, metric: str) -> tuple[str, ...]:
+    state = CHANCE if run.result is not None and summary.is_at_chance(run) else run.status
+    show = (
+        words.percent
+        if metric == "accuracy"
+        else lambda value: f"{value:.4f}" if math.isfinite(value) else words.MISSING
+    )
+    best = number(run.result, "best_step")
+    return (
+        run.variant,
+        str(run.seed),
+        state,
+        show(run.test(metric)),
+        show(number((run.result or {}).get("eval"), metric)),
+        f"{best:,.0f}" if math.isfinite(best) else words.MISSING,
+        words.percent(summary.majority(run)),
+        words.milliseconds(number(run.result, "step_time_ms")),
+    )
+
+
+def differences(comparison: Comparison) -> Table:
+    """The config keys in which the variants differ."""
+    found = summary.differences(comparison)
+    shown = next(iter(found.values()), {})
+    rows = (tuple(_short(values[variant]) for variant in shown) for values in found.values())
+    return Table(("key", *shown), tuple((key, *row) for key, row in zip(found, rows, strict=True)), prose=True)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def crossovers(rows: Sequence[CostRow], variant_names: Sequence[str], reference: str) -> Table:
+    """From which length on each variant is cheaper than the reference."""
+    panels = [panel for panel in costs.PANELS if any(math.isfinite(getattr(row, panel.key)) for row in rows)]
+    body = (
+        (name, *(costs.crossover_text(rows, name, reference, panel.key) for panel in panels))
+        for name in variant_names
+        if name != reference
+    )
+    return Table(("variant", *(panel.title for panel in panels)), tuple(body))
+
+
+def lengths(rows: Sequence[CostRow], variant_names: Sequence[str]) -> Table:
+    """Every cost that was counted or measured: the numbers behind the picture."""
+    order = {name: index for index, name in enumerate(variant_names)}
+    shown = sorted((row for row in rows if row.variant in order), key=lambda row: (row.length, order[row.variant]))
+    headers = ("variant", "length", *(panel.title for panel in costs.PANELS), "note")
+    body = (
+        (row.variant, f"{row.length:,}", *(panel.spell(getattr(row, panel.key)) for panel in costs.PANELS), row.note)
+        for row in shown
+    )
+    return Table(headers, tuple(body))

@@ -1,0 +1,99 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+from xformer.report.stats import Estimate
+
+MISSING = "–"
+_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def si(value: float, unit: str = "", digits: int = 3) -> str:
+    """`1.23 GFLOP` for 1.23e9 and unit `FLOP`; a dash for NaN."""
+    if not math.isfinite(value):
+        return MISSING
+    if 0 < abs(value) < 1:
+        return f"{value:.{digits}g} {unit}".rstrip()
+    for prefix, size in _PREFIXES:
+        if abs(float(f"{value:.{digits}g}")) >= size:
+            return f"{_digits(value / size, digits)} {prefix}{unit}"
+    text = f"{value:.0f}" if float(value).is_integer() else _digits(value, digits)
+    return f"{text} {unit}".rstrip()
+
+
+def _digits(value: float, digits: int) -> str:
+    whole = len(str(int(abs(float(f"{value:.{digits}g}")))))
+    return f"{value:.{max(0, digits - whole)}f}"
+
+
+def mebibytes(value: float) -> str:
+    """Bytes in MiB, or GiB from 1,024 MiB."""
+    if not math.isfinite(value):
+        return MISSING
+    mib = value / 2**20
+    return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.{1 if mib < 10 else 0}f} MiB"
+
+
+def milliseconds(value: float) -> str:
+    if not math.isfinite(value):
+        return MISSING
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{_digits(value, 3)} ms"
+
+
+def tick_flops(value: float) -> str:
+    """`500 G`: for axes, where numbers are round."""
+    return _tick(value, (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1)))
+
+
+def tick_milliseconds(value: float) -> str:
+    return _tick(value, (("s", 1e3), ("ms", 1), ("µs", 1e-3)))
+
+
+def tick_bytes(value: float) -> str:
+    return _tick(value, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1)))
+
+
+def _tick(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    unit, size = next(((unit, size) for unit, size in units if value >= size), units[-1])
+    return f"{value / size:g} {unit}".rstrip()
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %" if math.isfinite(share) else MISSING
+
+
+def ratio(value: float, reference: float) -> str:
+    """`0.62×`, or nothing where either is missing."""
+    if not (math.isfinite(value) and math.isfinite(reference)) or reference == 0:
+        return ""
+    times = value / reference
+    return f"{times:.2f}×" if times < 10 else f"{times:.0f}×"
+
+
+def change(value: float, reference: float) -> str:
+    """` (+3.1 %)`, or nothing where either is missing or they are equal."""
+    if not (math.isfinite(value) and math.isfinite(reference)) or reference == 0 or value == reference:
+        return ""
+    return f" ({100 * (value / reference - 1):+.1f} %)"
+
+
+def quality(value: Estimate, metric: str) -> str:
+    """`61.3 ± 0.8 %`; without an interval where one seed gives none."""
+    if value.count == 0:
+        return MISSING
+    if metric == "accuracy":
+        half = "" if value.half_width is None else f" ± {100 * value.half_width:.1f}"
+        return f"{100 * value.mean:.1f}{half} %"
+    return f"{value.mean:.4f}" + ("" if value.half_width is None else f" ± {value.half_width:.4f}")
+
+
+def length(tokens: int) -> str:
+    """`512`, `2k`, `16k`: lengths on an axis."""
+    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
+
+
+def listed(words: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
