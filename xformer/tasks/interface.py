@@ -30,7 +30,7 @@ def default_data_dir() -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
-    """Classification of token sequences. A task is a value: its fields are checked when it is made, without any file."""
+    """Classification of token sequences. A task is a value: its fields are checked when it is made, no file read."""
 
     @property
     @abc.abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -16,6 +17,8 @@ from xformer.tasks.interface import Progress, Task
 from xformer.tasks.listops_trees import Grammar
 from xformer.tasks.ragged import Ragged
 
+PresetName = Literal["listops_2k", "listops_512", "listops_128"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
@@ -26,7 +29,7 @@ class Preset:
     num_train: int
 
 
-PRESETS = MappingProxyType(
+PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
     {
         "listops_2k": Preset(Grammar(500, 2000, max_depth=10, max_args=10), 2000, 96_000),  # Long Range Arena's own
         "listops_512": Preset(Grammar(100, 512, max_depth=8, max_args=10), 512, 96_000),
@@ -44,7 +47,7 @@ class ListOps(Task):
     truncate.
     """
 
-    preset: Literal["listops_2k", "listops_512", "listops_128"] = "listops_2k"
+    preset: PresetName = "listops_2k"
     num_train: int | None = None
     num_validation: int = 2_000
     num_test: int = 2_000

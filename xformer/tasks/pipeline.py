@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from xformer.tasks.ragged import Ragged
+
+if TYPE_CHECKING:
+    import grain
 
 
 def batches(
@@ -19,7 +23,7 @@ def batches(
     epochs: int | None,
     shard_index: int = 0,
     shard_count: int = 1,
-):
+) -> grain.DatasetIterator[dict[str, np.ndarray]]:
     """A Grain iterator of batches with exact `get_state()` and `set_state()`.
 
     Yields `inputs` int32 [batch_size, max_len] (0 is padding), `targets` int32 [batch_size] and `weights` float32

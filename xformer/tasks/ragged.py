@@ -44,7 +44,7 @@ class Ragged:
         """Tokens of each example, int64 [examples]."""
         return np.diff(self.offsets)
 
-    def pad(self, indices: Sequence[int], rows: int, max_len: int) -> np.ndarray:
+    def pad(self, indices: Sequence[int] | np.ndarray, rows: int, max_len: int) -> np.ndarray:
         """The named examples cut to `max_len` and padded with 0, then rows of 0: int32 [rows, max_len]."""
         padded = np.zeros((rows, max_len), np.int32)
         for row, index in enumerate(indices):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ def _table(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     before = csv.field_size_limit(sys.maxsize)  # its default, 131,072 characters, is shorter than a long document
     try:
         delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-        reader = csv.DictReader(_decode(path).splitlines(keepends=True), delimiter=delimiter, strict=True)
+        reader = csv.DictReader(io.StringIO(_decode(path), newline=""), delimiter=delimiter, strict=True)
         for row in reader:
             if None in row or None in row.values():
                 columns = len(reader.fieldnames or ())

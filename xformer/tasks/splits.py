@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 
 def hash_split(texts: Sequence[str], labels: Sequence[str], shares: Mapping[str, float]) -> dict[str, list[int]]:
-    """Indices of the examples of each split of `shares` and of `train`, which is the rest, in the order of their hashes.
+    """Indices of the examples in each split of `shares` and in `train`, which is the rest, in the order of their hash.
 
     Every class gives each split its share, rounded, and at least one text if it has enough. Copies of a text stay
     together, in the class of the first, so no text is in two splits.

@@ -30,7 +30,7 @@ _VOCABULARY = "vocabulary.json"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokenised splits (not truncated), their vocabulary, the names of labels 0, 1, ..., JSON-able facts for results."""
+    """Tokenised splits, not truncated, their vocabulary, the names of labels 0, 1, ..., and JSON-able facts."""
 
     splits: dict[str, Ragged]
     vocabulary: vocab.Vocabulary
@@ -108,7 +108,8 @@ def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
         name=key, class_names=corpus.class_names, dtype=token_dtype(corpus.vocabulary), make=lambda: corpus.splits
     )
     base = builders.BUILDERS[name]
-    listed = type(base.__name__, (base,), {"BUILDER_CONFIGS": [config]}, skip_registration=True)  # else TFDS warns
+    # A configuration that the class doesn't list makes TFDS warn.
+    listed = type(base.__name__, (base,), {"name": name, "BUILDER_CONFIGS": [config]}, skip_registration=True)
     tfds.disable_progress_bar()
     with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about downloads that don't happen
         builder = listed(config=config, data_dir=scratch, file_format="array_record")

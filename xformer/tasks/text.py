@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, get_args
 
 from xformer.tasks import checks, store
 from xformer.tasks import vocab as vocabularies
@@ -48,12 +48,12 @@ class TextTask(Task):
     name: ClassVar[str]
 
     max_len: int = 1024
-    vocab: Literal["bytes", "subword"] = "bytes"
+    vocab: vocabularies.TextVocabulary = "bytes"
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         checks.whole(self.name, "max_len", self.max_len, at_least=1)
-        checks.choice(self.name, "vocab", self.vocab, vocabularies.VOCABULARIES)
+        checks.choice(self.name, "vocab", self.vocab, get_args(vocabularies.TextVocabulary))
         if self.vocab_size is not None:
             if self.vocab != "subword":
                 raise ValueError(

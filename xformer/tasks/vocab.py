@@ -10,9 +10,9 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-VOCABULARIES = ("bytes", "subword")
+TextVocabulary = Literal["bytes", "subword"]
 """Vocabularies a text task can choose from."""
 
 
