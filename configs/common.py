@@ -1,25 +1,31 @@
-"""What the experiment files share: the attention variants by short name, and the shape of an encoder experiment."""
+"""What the experiment files share: attention variants by short name, and the shape of experiments and comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 
-def attention(variant: str, *, max_len: int, block_size: int, rank: int) -> dict[str, Any]:
+def attention(variant: str, *, max_len: int, block_size: int, rank: int, random_blocks: int = 3) -> dict[str, Any]:
     """The attention section of a variant: an op (`bigbird`), a position with full attention (`shaw`) or `op+position`.
 
     Args:
       max_len: longest input in tokens.
-      block_size: of BigBird; the window reaches as far as BigBird's three window blocks do.
+      block_size: of BigBird; the window reaches one such block to each side, as BigBird's three window blocks do.
       rank: of Linformer.
+      random_blocks: of BigBird, for each row of blocks.
     """
     ops: dict[str, dict[str, Any]] = {
         "full": {},
         "window": {"left": block_size, "right": block_size},
-        "bigbird": {"block_size": block_size, "num_window_blocks": 3, "num_random_blocks": 3, "num_global_blocks": 2},
+        "bigbird": {
+            "block_size": block_size,
+            "num_window_blocks": 3,
+            "num_random_blocks": random_blocks,
+            "num_global_blocks": 2,
+        },
         "linformer": {"rank": rank, "max_len": max_len, "sharing": "headwise"},
     }
     positions: dict[str, dict[str, Any]] = {
@@ -50,3 +56,17 @@ def experiment(
     optimizer = {"name": "adamw", "schedule": "cosine", "weight_decay": 0.01, "clip_norm": 1.0, **optimizer}
     sections = {"attention": attention, "model": model, "task": task, "optimizer": optimizer, "train": train}
     return ConfigDict({"name": name, "seed": 0, **{key: dict(value) for key, value in sections.items()}})
+
+
+def comparison(
+    name: str,
+    base: ConfigDict,
+    attentions: Mapping[str, Mapping[str, Any]],
+    *,
+    seeds: Sequence[int],
+    report: Mapping[str, Any] | None = None,
+) -> ConfigDict:
+    """Runs that differ in nothing but attention (and seed): same depth, width, data order and steps."""
+    variants = {variant: {"attention": dict(section)} for variant, section in attentions.items()}
+    whole = {"name": name, "base": base.to_dict(), "variants": variants, "seeds": tuple(seeds)}
+    return ConfigDict(whole | {"report": dict(report or {})})

@@ -1,0 +1,17 @@
+"""Attention variants on ListOps up to 512 tokens, three seeds, on a CPU.
+
+python -m experiments.compare --config=configs/compare_listops.py --workdir=runs/compare_listops
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from configs import common, listops
+
+
+def get_config() -> ConfigDict:
+    """The comparison."""
+    variants = ("full", "window", "linformer", "bigbird", "shaw", "rotary")
+    attentions = {variant: listops.attention(variant) for variant in variants}
+    return common.comparison("compare_listops", listops.get_config(), attentions, seeds=(0, 1, 2))

@@ -1,0 +1,16 @@
+"""The ListOps column of the Long Range Arena (Tay et al. 2021, table 1) at its published size: made for an accelerator.
+
+make lra-listops    (python -m experiments.compare --config=configs/compare_lra_listops.py --workdir=runs/lra_listops)
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from configs import common, lra_listops
+
+
+def get_config() -> ConfigDict:
+    """The comparison."""
+    attentions = {variant: lra_listops.attention(variant) for variant in ("full", "linformer", "bigbird", "shaw")}
+    return common.comparison("lra_listops", lra_listops.get_config(), attentions, seeds=(0, 1, 2))

@@ -1,0 +1,33 @@
+"""ListOps up to 128 tokens on a tiny model: the experiment that `make demo` compares four variants on.
+
+  python -m experiments.run --config=configs/demo.py:full --workdir=runs/demo_full
+
+The argument is an attention variant, as in configs/listops.py. Smoke size: --config.train.num_steps=10.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+MAX_LEN = 128
+
+
+def attention(variant: str) -> dict[str, Any]:
+    """The attention section of a variant at this length."""
+    return common.attention(variant, max_len=MAX_LEN, block_size=8, rank=32, random_blocks=1)
+
+
+def get_config(arg: str = "full") -> ConfigDict:
+    """The experiment of one attention variant."""
+    return common.experiment(
+        f"demo_{arg}",
+        attention=attention(arg),
+        task={"name": "listops", "preset": "listops_128", "num_train": 20_000},
+        model={"num_layers": 2, "width": 64, "num_heads": 4, "mlp_dim": 128},
+        optimizer={"learning_rate": 2e-3, "warmup_steps": 50},
+        train={"num_steps": 400, "batch_size": 32, "eval_every": 50, "checkpoint_every": 200, "log_every": 20},
+    )

@@ -1,0 +1,31 @@
+"""Classify your own documents: JSONL or CSV with the fields `text` and `label`, or a folder LABEL/*.txt.
+
+  python -m experiments.run --config=configs/documents.py:bigbird --workdir=runs/mine --config.task.path=mine.jsonl
+
+Without a path it reads examples/documents.jsonl, which shows the format. The argument is an attention variant, as in
+configs/listops.py. Other lengths: --config.task.max_len=4096 (Linformer and Music take --config.attention.max_len and
+--config.attention.position.max_len too). Smoke size: --config.train.num_steps=10 --config.train.batch_size=2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+MAX_LEN = 1024
+EXAMPLE = Path(__file__).parent.parent / "examples" / "documents.jsonl"
+
+
+def get_config(arg: str = "bigbird") -> ConfigDict:
+    """The experiment of one attention variant."""
+    return common.experiment(
+        f"documents_{arg}",
+        attention=common.attention(arg, max_len=MAX_LEN, block_size=32, rank=128),
+        task={"name": "documents", "path": str(EXAMPLE), "max_len": MAX_LEN},
+        model={"num_layers": 2, "width": 64, "num_heads": 2, "mlp_dim": 128, "dropout_rate": 0.1},
+        optimizer={"learning_rate": 1e-3, "warmup_steps": 50},
+        train={"num_steps": 500, "batch_size": 16, "eval_every": 100, "checkpoint_every": 100, "log_every": 10},
+    )

@@ -1,0 +1,35 @@
+"""Sentiment of whole IMDb reviews, 1,024 subword tokens each, on a model for CPUs.
+
+  python -m experiments.run --config=configs/imdb.py:full --workdir=runs/imdb_full
+
+The vocabulary has 1,024 byte-level BPE tokens learnt from the training split: small enough that reviews stay long.
+Bytes, as in the Long Range Arena: --config.task.vocab=bytes --config.task.vocab_size=None. The argument is an attention
+variant, as in configs/listops.py. Smoke size: --config.train.num_steps=10 --config.train.batch_size=2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+MAX_LEN = 1024
+
+
+def attention(variant: str) -> dict[str, Any]:
+    """The attention section of a variant at this length."""
+    return common.attention(variant, max_len=MAX_LEN, block_size=32, rank=128)
+
+
+def get_config(arg: str = "full") -> ConfigDict:
+    """The experiment of one attention variant."""
+    return common.experiment(
+        f"imdb_{arg}",
+        attention=attention(arg),
+        task={"name": "imdb", "max_len": MAX_LEN, "vocab": "subword", "vocab_size": 1024},
+        model={"num_layers": 2, "width": 64, "num_heads": 2, "mlp_dim": 128},
+        optimizer={"learning_rate": 2e-3, "warmup_steps": 30},
+        train={"num_steps": 300, "batch_size": 16, "eval_every": 100, "checkpoint_every": 100, "log_every": 10},
+    )

@@ -1,0 +1,34 @@
+"""ListOps up to 512 tokens on a model for CPUs: nested list operations, ten classes.
+
+  python -m experiments.run --config=configs/listops.py:bigbird --workdir=runs/listops_bigbird
+
+The argument is an attention variant: full, window, linformer, bigbird, shaw, music, t5, alibi, rotary, or op+position
+such as bigbird+shaw. Smoke size: --config.train.num_steps=10 --config.task.preset=listops_128.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import common
+
+MAX_LEN = 512
+
+
+def attention(variant: str) -> dict[str, Any]:
+    """The attention section of a variant at this length."""
+    return common.attention(variant, max_len=MAX_LEN, block_size=32, rank=64)
+
+
+def get_config(arg: str = "full") -> ConfigDict:
+    """The experiment of one attention variant."""
+    return common.experiment(
+        f"listops_{arg}",
+        attention=attention(arg),
+        task={"name": "listops", "preset": "listops_512"},
+        model={"num_layers": 2, "width": 128, "num_heads": 4, "mlp_dim": 256},
+        optimizer={"learning_rate": 1e-3, "warmup_steps": 100},
+        train={"num_steps": 1000, "batch_size": 16, "eval_every": 250, "checkpoint_every": 250, "log_every": 25},
+    )

@@ -1,0 +1,85 @@
+"""What every command shares: flags, config overrides, exit codes, one line for every failure that can be foreseen."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from xformer.schema import ConfigError, nearest
+from xformer.tasks import DataMissing
+from xformer.train import CheckpointError, Diverged, Interrupted, WorkdirBusy, WorkdirMismatch
+
+FINISHED, FAILED, WRONG_ARGUMENTS, RESUMABLE = 0, 1, 2, 75
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose every complaint is a ConfigError and that collects `--config.a.b=value` overrides."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(
+            description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The flags, and the overrides as `a.b=value`.
+
+        Raises:
+          ConfigError: an unknown flag, a missing or misplaced value.
+        """
+        args, rest = self.parse_known_args(list(argv))
+        overrides = []
+        while rest:
+            flag, equals, value = rest.pop(0).partition("=")
+            if not flag.startswith("--config."):
+                flags = [option for action in self._actions for option in action.option_strings]
+                raise ConfigError(f"{flag}: no such flag; takes {', '.join(flags)}{nearest(flag, flags)}")
+            if not equals:
+                if not rest or rest[0].startswith("--"):
+                    raise ConfigError(f"{flag}: no value given; takes {flag}=value")
+                value = rest.pop(0)
+            overrides.append(f"{flag.removeprefix('--config.')}={value}")
+        return args, overrides
+
+
+def main(command: Callable[[Sequence[str]], None]) -> NoReturn:
+    """Runs a command on the process's arguments and exits with its code: 0, 1, 2 or 75."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    # Before and after the trainer listens to signals itself, SIGTERM ends the program as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(exit_code(command, sys.argv[1:]))
+
+
+def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
+    """Runs a command; foreseen failures become one line on stderr and their exit code."""
+    try:
+        command(argv)
+        sys.stdout.flush()
+    except (ConfigError, WorkdirMismatch) as error:
+        return _say(error, WRONG_ARGUMENTS)
+    except Interrupted as error:
+        return _say(error, RESUMABLE)
+    except KeyboardInterrupt:
+        return _say("interrupted before the first step; the same command starts again", RESUMABLE)
+    except BrokenPipeError:  # `| head` closed the pipe; nothing is left to say, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (DataMissing, Diverged, CheckpointError, WorkdirBusy, OSError) as error:  # OSError: a full or read-only disk
+        return _say(error, FAILED)
+    return FINISHED
+
+
+def _say(message: object, code: int) -> int:
+    print("error:" if code != RESUMABLE else "stopped:", " ".join(str(message).split()), file=sys.stderr, flush=True)
+    return code
+
+
+def _interrupt(signum: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,52 @@
+"""Train and evaluate one experiment.
+
+  python -m experiments.run --config=configs/listops.py:bigbird --workdir=runs/a [--config.train.num_steps=200]
+
+The same command again goes on from the last checkpoint. `--config=runs/a/config.json` repeats a run exactly.
+Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments import cli
+from xformer import config as configs
+from xformer import experiment as experiments
+from xformer.schema import ConfigError
+
+
+def command(argv: Sequence[str]) -> None:
+    """Runs the command line; see the module docstring."""
+    parser = cli.Parser(__doc__)
+    parser.add_argument(
+        "--config", help="path.py[:argument] or a run's config.json; --config.key=value overrides a key"
+    )
+    parser.add_argument("--workdir", required=True, help="folder of the run, made if it is not there")
+    parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
+    parser.add_argument("--eval_only", action="store_true", help="evaluate the best checkpoint of a finished run")
+    args, overrides = parser.parse(argv)
+    workdir = Path(args.workdir)
+    if args.eval_only and not (workdir / "result.json").is_file():
+        raise ConfigError(f"--workdir: {workdir} holds no finished run to evaluate (no result.json)")
+    spec = args.config or (str(workdir / "config.json") if args.eval_only else None)
+    if spec is None:
+        raise ConfigError("--config: missing; takes path.py, path.py:argument or a run's config.json")
+    experiment = experiments.build(configs.load_config(spec, overrides))
+    trainer = experiment.trainer(workdir, args.data_dir, progress=_say)
+    if args.eval_only:
+        print(json.dumps({"eval": trainer.evaluate("validation"), "test": trainer.evaluate("test")}))
+        return
+    result = trainer.fit()
+    _say(f"finished {result['name']}: test {json.dumps(result['test'])}, result in {workdir / 'result.json'}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    cli.main(command)

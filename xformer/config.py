@@ -1,0 +1,213 @@
+"""From a config file and command-line overrides to a config that is complete and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from xformer import experiment, schema
+from xformer.schema import ConfigError, Text
+
+__all__ = [
+    "ConfigError",
+    "ReportOptions",
+    "check",
+    "check_comparison",
+    "comparison_runs",
+    "load_comparison",
+    "load_config",
+]
+
+
+def check(config: Mapping | ConfigDict) -> ConfigDict:
+    """The config with every default filled in, after checking every key and combination, and that it fits the devices.
+
+    Nothing is computed.
+
+    Raises:
+      ConfigError: one line that names the key, what it got and what it takes.
+    """
+    built = experiment.build(config)
+    experiment.check_devices(built)
+    return built.config
+
+
+def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
+    """The checked experiment config of `path.py`, `path.py:arg` or a run's `config.json`.
+
+    Args:
+      spec: the file, with the argument for its `get_config(arg)` after a colon.
+      overrides: `a.b=value` each, in order; values are parsed for the type of their key, `None` included.
+
+    Raises:
+      ConfigError: one line, for a wrong file, argument, override or config.
+    """
+    return check(override(read(spec), overrides))
+
+
+def read(spec: str) -> dict[str, Any]:
+    """What the config file says, as nested dicts, unchecked."""
+    match = re.fullmatch(r"(?P<path>.*?\.(?P<kind>py|json))(?::(?P<arg>.*))?", spec)
+    if match is None:
+        raise ConfigError(
+            f"--config: got {spec!r}, takes path/to/config.py, path/to/config.py:argument or a config.json"
+        )
+    path, arg = Path(match["path"]), match["arg"]
+    if not path.is_file():
+        siblings = [str(file) for file in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+        raise ConfigError(f"--config: no such file: {path}{schema.nearest(path, siblings)}")
+    if match["kind"] == "py":
+        return _plain(_call_get_config(path, arg))
+    if arg is not None:
+        raise ConfigError(f"--config: {path} takes no argument, got {arg!r}")
+    try:
+        return schema.as_mapping(f"--config {path}", json.loads(path.read_text()))
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            error if isinstance(error, ConfigError) else f"--config: {path} is no JSON: {error}"
+        ) from None
+
+
+def _call_get_config(path: Path, arg: str | None) -> Any:
+    spec = importlib.util.spec_from_file_location(f"_config_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a config is a program: whatever it raises, it is the config that is wrong
+        raise ConfigError(f"--config: {path} fails with {type(error).__name__}: {_line(error)}") from error
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise ConfigError(f"--config: {path} has no function get_config(arg)")
+    takes_arg = bool(inspect.signature(get_config).parameters)
+    if arg is not None and not takes_arg:
+        raise ConfigError(f"--config: {path} takes no argument, got {arg!r}")
+    try:
+        return get_config(arg) if arg is not None else get_config()
+    except Exception as error:
+        given = "no argument" if arg is None else f"argument {arg!r}"
+        raise ConfigError(f"--config: {path} with {given}: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _plain(config: Any) -> Any:
+    """ConfigDicts and field references as plain dicts and values, at any depth."""
+    if isinstance(config, ConfigDict):
+        config = config.to_dict()
+    if isinstance(config, Mapping):
+        return {key: _plain(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return type(config)(_plain(value) for value in config)
+    return config
+
+
+def override(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of `config` with the overrides `a.b=value` set, still as text; `check` parses them."""
+    result = _plain(config)
+    for item in overrides:
+        dotted, equals, value = item.partition("=")
+        if not equals or not all(dotted.split(".")):
+            raise ConfigError(f"--config.{dotted}: got {item!r}, takes --config.key=value")
+        *parents, last = dotted.split(".")
+        section = result
+        for depth, key in enumerate(parents):
+            inner = section.get(key)
+            if isinstance(inner, Text):
+                inner = inner.literal()
+            if inner is None:  # a section that the file left out, or a position of None
+                inner = {}
+            if not isinstance(inner, Mapping):
+                path = ".".join(parents[: depth + 1])
+                raise ConfigError(
+                    f"{dotted}: got {value!r}, but {path} is the value {schema.show(inner)}, not a section"
+                )
+            section[key] = section = dict(inner)
+        section[last] = Text(value)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """What a comparison's report computes besides the runs.
+
+    Attributes:
+      cost_lengths: lengths in tokens at which each variant's FLOPs are counted.
+      measure_up_to: longest length in tokens at which time and memory are measured too.
+      measure_seconds: time that all measurements together may take.
+    """
+
+    cost_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
+    measure_up_to: int = 4096
+    measure_seconds: float = 60.0
+
+
+def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
+    """The checked comparison config of a file: `name`, `base`, `variants`, `seeds` and `report`, defaults filled in."""
+    return check_comparison(override(read(spec), overrides))
+
+
+def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
+    """Checks a comparison and each run of it. A variant changes keys of `base`; a section with a `name` is replaced."""
+    given = _plain(config)
+    takes = {
+        "name": schema.Parameter(str),
+        "base": schema.Parameter(Any),
+        "variants": schema.Parameter(dict[str, Any]),
+        "seeds": schema.Parameter(tuple[int, ...], (0,)),
+        "report": schema.Parameter(Any, {}),
+    }
+    checked = schema.check_keys("", given, takes, "a comparison")
+    report = schema.as_mapping("report", checked["report"])
+    checked["report"] = schema.check_keys("report", report, schema.parameters(ReportOptions), "a comparison's report")
+    for key in ("variants", "seeds"):
+        if not checked[key]:
+            raise ConfigError(f"{key}: got {checked[key]!r}, takes at least one")
+    for name in checked["variants"]:
+        if not re.fullmatch(r"[\w.+-]+", name):  # names become folders
+            raise ConfigError(f"variants: got the name {name!r}, takes letters, digits and . _ + -")
+    try:
+        checked["base"] = check(schema.as_mapping("base", checked["base"]))
+    except ConfigError as error:
+        raise ConfigError(f"base.{str(error).removeprefix('base.')}") from None
+    for variant, changes in checked["variants"].items():
+        changes = schema.as_mapping(f"variants.{variant}", changes)
+        run = _variant(checked["name"], checked["base"], variant, changes, checked["seeds"][0])
+        checked["variants"][variant] = {key: run[key] for key in changes}
+    return ConfigDict(checked)
+
+
+def comparison_runs(config: ConfigDict) -> list[tuple[str, int, ConfigDict]]:
+    """(variant, seed, checked experiment config) of every run of a checked comparison, variants in order."""
+    runs = []
+    for variant, changes in config.variants.items():
+        run = _variant(config.name, config.base, variant, _plain(changes), config.seeds[0])
+        for seed in config.seeds:
+            runs.append((variant, seed, ConfigDict(_plain(run) | {"name": f"{config.name}-{variant}", "seed": seed})))
+    return runs
+
+
+def _variant(name: str, base: ConfigDict, variant: str, changes: Mapping[str, Any], seed: int) -> ConfigDict:
+    try:
+        return check(_merge(_plain(base), changes) | {"name": f"{name}-{variant}", "seed": seed})
+    except ConfigError as error:
+        raise ConfigError(f"variants.{variant}.{error}") from None
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        value = value.literal() if isinstance(value, Text) and not isinstance(value.literal(), str) else value
+        updates = isinstance(value, Mapping) and "name" not in value and isinstance(result.get(key), Mapping)
+        result[key] = _merge(result[key], value) if updates else value
+    return result

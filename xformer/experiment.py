@@ -1,0 +1,208 @@
+"""From a config to the objects that train: the only place that sees a config."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from xformer import attention, schema, tasks
+from xformer.models import EncoderClassifier
+from xformer.schema import ConfigError, Parameter
+from xformer.train import TrainConfig, Trainer, optimizers
+from xformer.train.parallel import make_layout
+
+T = TypeVar("T")
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+# Arguments that another section or the data decides.
+MODEL_ELSEWHERE = ("vocab_size", "num_classes", "max_len", "attention", "dtype", "param_dtype", "rngs")
+OPTIMIZER_ELSEWHERE = ("num_steps",)
+SECTIONS = ("attention", "model", "task", "optimizer", "train")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything that a run is made of.
+
+    Attributes:
+      config: the complete checked config; building from it again gives an equal experiment.
+      model_args: the arguments of the model that neither the data nor `attention` decide.
+    """
+
+    name: str
+    seed: int
+    attention: attention.Attention
+    task: Any
+    optimizer: optax.GradientTransformation
+    schedule: Callable[[int], Any]
+    train: TrainConfig
+    model_args: Mapping[str, Any]
+    config: ConfigDict
+
+    def model_fn(self, *, vocab_size: int, num_classes: int, max_len: int) -> Callable[[nnx.Rngs], nnx.Module]:
+        """The function that makes the freshly initialised model for data of these sizes."""
+
+        def make(rngs: nnx.Rngs) -> nnx.Module:
+            sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "max_len": max_len}
+            dtype = DTYPES[self.train.dtype]
+            return EncoderClassifier(**sizes, **self.model_args, attention=self.attention, dtype=dtype, rngs=rngs)
+
+        return make
+
+    def trainer(
+        self, workdir: str | Path, data_dir: str | Path | None = None, progress: Callable[[str], None] | None = None
+    ) -> Trainer:
+        """The trainer of this experiment in `workdir`, its data prepared and opened.
+
+        Raises:
+          DataMissing: the data is not there and can't be made; the message says how to get it.
+        """
+        self.task.prepare(data_dir, progress=progress)
+        data = self.task.open(data_dir)
+        sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
+        return Trainer(
+            model_fn=self.model_fn(**sizes),
+            data=data,
+            task=self.task,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            train=self.train,
+            workdir=Path(workdir),
+            seed=self.seed,
+            name=self.name,
+            attention=self.config.attention.name,
+            config=as_json(self.config),
+        )
+
+
+def as_json(config: Mapping | ConfigDict) -> dict[str, Any]:
+    """The config as `config.json` holds it: plain dicts, lists for tuples. Building from it again changes nothing."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping | ConfigDict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return plain(config)
+
+
+def build(config: Mapping | ConfigDict) -> Experiment:
+    """Checks a config, fills in its defaults and builds the experiment; nothing is computed.
+
+    Raises:
+      ConfigError: one line that names the key, what it got and what it takes.
+    """
+    checked = resolve(config)
+    experiment = Experiment(
+        name=checked["name"],
+        seed=checked["seed"],
+        attention=_construct("attention", checked, lambda: attention.build(checked["attention"])),
+        task=_construct("task", checked, lambda: tasks.build(checked["task"])),
+        train=_construct("train", checked, lambda: TrainConfig(**checked["train"])),
+        **_optimizer(checked),
+        model_args=checked["model"],
+        config=ConfigDict(checked),
+    )
+    _check_together(experiment)
+    return experiment
+
+
+def resolve(config: Mapping | ConfigDict) -> dict[str, Any]:
+    """Checks the name, type and choices of every key, section by section, and fills in the defaults."""
+    given = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
+    sections = {name: Parameter(Any) for name in SECTIONS}
+    takes = {"name": Parameter(str), "seed": Parameter(int, 0), **sections}
+    checked = schema.check_keys("", given, takes, "an experiment")
+    if not 0 <= checked["seed"] < 2**32:
+        raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
+    positions = {"position": attention.POSITIONS}
+    checked["attention"] = schema.check_named("attention", checked["attention"], attention.ATTENTIONS, nested=positions)
+    checked["task"] = schema.check_named("task", checked["task"], tasks.TASKS)
+    for section, constructor, elsewhere in (
+        ("model", EncoderClassifier, MODEL_ELSEWHERE),
+        ("optimizer", optimizers.build, OPTIMIZER_ELSEWHERE),
+        ("train", TrainConfig, ()),
+    ):
+        keys = schema.as_mapping(section, checked[section])
+        takes = schema.parameters(constructor, exclude=elsewhere)
+        checked[section] = schema.check_keys(section, keys, takes, f"the {section} section")
+    return checked
+
+
+def _construct(section: str, config: Mapping[str, Any], make: Callable[[], T]) -> T:
+    """Calls what may refuse; its refusal is a wrong config, under the first key that the message speaks of."""
+    try:
+        return make()
+    except (ValueError, NotImplementedError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        message = " ".join(str(error).split())
+        path = _blame(section, config[section], message)
+        if path == section == "model":  # the model meets the other sections' values
+            others = ("attention", "task", "train")
+            path = next((found for other in others if (found := _blame(other, config[other], message)) != other), path)
+        raise ConfigError(f"{path}: {message.removeprefix(path.rpartition('.')[2] + ': ')}") from error
+
+
+def _blame(path: str, section: Mapping[str, Any], message: str) -> str:
+    """The dotted key of the first word of a message that is a key here or in an inner section; else `path` itself."""
+    for inner, value in section.items():
+        if isinstance(value, Mapping) and (found := _blame(f"{path}.{inner}", value, message)) != f"{path}.{inner}":
+            return found
+    words = (word for word in re.findall(r"\w+", message) if word != "name")
+    return next((f"{path}.{word}" for word in words if word in section), path)
+
+
+def check_devices(experiment: Experiment) -> None:
+    """Raises ConfigError if the mesh does not fit this machine's devices, or the batch the mesh."""
+    _construct("train", experiment.config, lambda: make_layout(experiment.train))
+
+
+def _optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
+    num_steps = config["train"]["num_steps"]
+    build_optimizer = lambda: optimizers.build(**config["optimizer"], num_steps=num_steps)
+    optimizer, schedule = _construct("optimizer", config, build_optimizer)
+    return {"optimizer": optimizer, "schedule": schedule}
+
+
+def _check_together(experiment: Experiment) -> None:
+    """Checks what no section can know alone, by tracing the model on abstract arrays."""
+    config = experiment.config
+    warmup_steps, num_steps = config.optimizer.warmup_steps, config.train.num_steps
+    if warmup_steps > num_steps:
+        logger.warning(
+            "optimizer.warmup_steps: %d is above train.num_steps %d, so the learning rate never reaches its peak",
+            warmup_steps, num_steps,
+        )  # fmt: skip
+    _, outputs = _construct("model", config, lambda: trace(experiment))
+    batch = {"targets": jax.ShapeDtypeStruct((1,), jnp.int32), "weights": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    metrics = sorted(jax.eval_shape(experiment.task.metrics, outputs, batch))
+    if config.train.select_metric not in metrics:
+        hint = schema.nearest(config.train.select_metric, metrics)
+        raise ConfigError(f"train.select_metric: got {config.train.select_metric!r}, takes one of {metrics}{hint}")
+
+
+def trace(experiment: Experiment, *, vocab_size: int = 256, num_classes: int = 2, batch: int = 1) -> tuple[Any, Any]:
+    """(model, logits), shapes instead of arrays, of a training-mode forward pass at the task's length."""
+    length = experiment.task.length
+    make = experiment.model_fn(vocab_size=vocab_size, num_classes=num_classes, max_len=length)
+    model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+
+    def forward(state: Any, inputs: jax.Array, rng: jax.Array) -> jax.Array:
+        rngs = nnx.Rngs(dropout=rng)
+        return nnx.merge(graph, state)(inputs, inputs > 0, deterministic=False, rngs=rngs)
+
+    inputs = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    return model, jax.eval_shape(forward, state, inputs, jax.eval_shape(lambda: jax.random.key(0)))

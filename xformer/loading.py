@@ -1,0 +1,94 @@
+"""A finished run back in Python: the trained model and its preprocessing, for predictions on one's own input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from xformer import experiment, tasks
+from xformer.train import checkpoint
+
+
+class Predictions(NamedTuple):
+    """What a model says of some texts.
+
+    Attributes:
+      labels: the name of the likeliest class of each text.
+      probabilities: float32 `[texts, classes]`; each row sums to 1.
+    """
+
+    labels: list[str]
+    probabilities: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A trained model with its preprocessing.
+
+    Attributes:
+      model: the trained NNX module; `model(inputs, mask)` gives logits.
+      preprocess: texts -> `{"inputs": int32 [texts, max_len], "mask": bool [texts, max_len]}`, as in training.
+      class_names: in the order of the logits.
+      step: training steps that the parameters have seen.
+      config: the complete config of the run.
+    """
+
+    model: nnx.Module
+    preprocess: tasks.Preprocessing
+    class_names: list[str]
+    step: int
+    config: ConfigDict
+
+    def predict(self, texts: Sequence[str], batch_size: int = 32) -> Predictions:
+        """Labels and probabilities of texts, `batch_size` at a time.
+
+        Raises:
+          ValueError: not a list of strings, or a text that the vocabulary can't read.
+        """
+        if not len(texts):
+            return Predictions([], np.zeros((0, len(self.class_names)), np.float32))
+        features = self.preprocess(texts)
+        rows = []
+        for start in range(0, len(texts), batch_size):
+            chunk = {name: array[start : start + batch_size] for name, array in features.items()}
+            missing = batch_size - len(chunk["inputs"]) if len(texts) > batch_size else 0  # one shape, one compilation
+            padded = {name: np.pad(array, ((0, missing), (0, 0))) for name, array in chunk.items()}
+            rows.append(np.asarray(_probabilities(self.model, **padded))[: len(chunk["inputs"])])
+        probabilities = np.concatenate(rows)
+        return Predictions([self.class_names[index] for index in probabilities.argmax(axis=1)], probabilities)
+
+
+@nnx.jit
+def _probabilities(model: Any, inputs: jax.Array, mask: jax.Array) -> jax.Array:
+    return jax.nn.softmax(model(inputs, mask, deterministic=True), axis=-1)
+
+
+def load(workdir: str | Path, which: str = "best") -> Loaded:
+    """The model that a run trained, from its "best" or "last" checkpoint.
+
+    Raises:
+      FileNotFoundError: the folder holds no run.
+      CheckpointError: the run has no intact checkpoint yet.
+    """
+    workdir = Path(workdir)
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{workdir} holds no run: there is no {path.name}")
+    built = experiment.build(json.loads(path.read_text()))
+    preprocess = tasks.load_preprocessing(workdir)
+    make = built.model_fn(
+        vocab_size=preprocess.vocabulary.size,
+        num_classes=len(preprocess.class_names),
+        max_len=preprocess.max_len,
+    )
+    model = make(nnx.Rngs(0))
+    step = checkpoint.restore_model(workdir, model, which)
+    return Loaded(model, preprocess, list(preprocess.class_names), step, built.config)
