@@ -25,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from xformer.train import workdir as folders
 from xformer.train.errors import CheckpointError
+from xformer.train.step import split
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ def restore_model(workdir: str | Path, model: nnx.Module, which: str = "best") -
     """
     checkpoints = Checkpoints(Path(workdir) / "checkpoints")
     step = choose(checkpoints, which)
-    params, rest = nnx.state(model, nnx.Param, ...)
+    _, params, rest = split(model)
     place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_here())
     restored = checkpoints.restore(step, "model", jax.tree.map(place, {"params": params, "rest": rest}))
     nnx.update(model, restored["params"], restored["rest"])

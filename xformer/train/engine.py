@@ -96,27 +96,25 @@ class Engine:
     ) -> None:
         self.layout = parallel.make_layout(train)
         self._train = train
-        self.graphdef, init = steps.initialize(model_fn, optimizer)
-        shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), np.uint32))
-        shardings = self.layout.shardings(shapes)
+        self._initialize = lambda: steps.initialize(model_fn, optimizer, seed)
+        graphdef, initial = self._initialize()
+        shardings = self.layout.shardings(initial)
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-        self.abstract: TrainState = jax.tree.map(place, shapes, shardings)
-        self._init = jax.jit(init, out_shardings=shardings)
+        self.abstract: TrainState = jax.tree.map(place, initial, shardings)
         self._seed = jax.device_put(np.uint32(seed), self.layout.replicated)
         make = lambda axis: steps.train_step(
-            self.graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis
+            graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis
         )
         self._whole_step = make(None)
         axis = self.layout.axis_name
         out = (shardings, self.layout.replicated)
         self.train_step = Compiled("training step", self.layout.wrap(make(axis), donate=True, out=out))
-        self.eval_step = Compiled(
-            "evaluation step", self.layout.wrap(steps.eval_step(self.graphdef, task, axis_name=axis))
-        )
+        self.eval_step = Compiled("evaluation step", self.layout.wrap(steps.eval_step(graphdef, task, axis_name=axis)))
 
     def init(self) -> TrainState:
         """The state at step 0, the same on every layout."""
-        return self._init(self._seed)
+        place = lambda x, like: jax.device_put(x, like.sharding)
+        return jax.tree.map(place, self._initialize()[1], self.abstract)
 
     def step(self, state: TrainState, batch: Mapping[str, np.ndarray]) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step on this process's rows of a batch; `state` is used up. Returns without waiting."""

@@ -35,19 +35,20 @@ class TrainState(NamedTuple):
 
 
 def initialize(
-    model_fn: Callable[[nnx.Rngs], nnx.Module], optimizer: optax.GradientTransformation
-) -> tuple[nnx.GraphDef, Callable[[jax.Array], TrainState]]:
-    """The model's static structure and the function seed (uint32) -> state at step 0, to be compiled by the caller."""
+    model_fn: Callable[[nnx.Rngs], nnx.Module], optimizer: optax.GradientTransformation, seed: int
+) -> tuple[nnx.GraphDef, TrainState]:
+    """The model's static structure and the state at step 0, on the default device.
 
-    structure: list[nnx.GraphDef] = []
+    Built eagerly: traced, Flax would take an array that is a plain attribute for a part of the static structure.
+    """
+    graphdef, params, rest = split(model_fn(nnx.Rngs(_keys(np.uint32(seed))[0])))
+    return graphdef, TrainState(jnp.int32(0), params, rest, jax.jit(optimizer.init)(params))
 
-    def init(seed: jax.Array) -> TrainState:
-        graphdef, params, rest = nnx.split(model_fn(nnx.Rngs(_keys(seed)[0])), nnx.Param, ...)
-        structure.append(graphdef)
-        return TrainState(jnp.int32(0), params, rest, optimizer.init(params))
 
-    jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
-    return structure[0], init
+def split(model: nnx.Module) -> tuple[nnx.GraphDef, Any, Any]:
+    """A model's static structure, its parameters, and the rest of its variables and arrays."""
+    graphdef, *variables = nnx.split(model, nnx.Param, ...)
+    return graphdef, variables[0], variables[1]
 
 
 def _keys(seed: Any) -> tuple[jax.Array, jax.Array]:
@@ -82,7 +83,7 @@ def train_step(
             model = nnx.merge(graphdef, params, rest)
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
             sums = task.metrics(outputs, batch)
-            return sums["loss"][0], (sums, nnx.state(model, nnx.Not(nnx.Param)))
+            return sums["loss"][0], (sums, split(model)[2])
 
         grads, (sums, rest) = jax.grad(objective, has_aux=True)(params)
         return rest, (grads, sums, count(task, batch))
@@ -117,9 +118,9 @@ def train_step(
         params = optax.apply_updates(state.params, updates)
         health = {
             "learning_rate": schedule(state.step),
-            "grad_norm": optax.global_norm(grads),
-            "update_norm": optax.global_norm(updates),
-            "param_norm": optax.global_norm(params),
+            "grad_norm": optax.tree.norm(grads),
+            "update_norm": optax.tree.norm(updates),
+            "param_norm": optax.tree.norm(params),
         }
         report = {"sums": sums, "counts": counts, "health": health}
         return TrainState(state.step + 1, params, rest, opt_state), report

@@ -1,0 +1,156 @@
+"""A tiny model, task and data set, so that training is tested without the other rooms."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from xformer.train import TrainConfig, Trainer, optimizers
+
+LENGTH, VOCAB = 6, 11
+SIZES = {"train": 40, "validation": 10, "test": 7}
+
+
+class TinyModel(nnx.Module):
+    """Embedding, one hidden layer under dropout, mean over real tokens, two classes."""
+
+    def __init__(self, rngs: nnx.Rngs, dropout_rate: float, dtype: Any) -> None:
+        self.embed = nnx.Embed(VOCAB, 8, dtype=dtype, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(8, 8, dtype=dtype, rngs=rngs) for _ in range(2)])
+        self.dropout = nnx.Dropout(dropout_rate)
+        self.norm = nnx.LayerNorm(8, dtype=dtype, rngs=rngs)
+        self.classify = nnx.Linear(8, 2, dtype=dtype, rngs=rngs)
+        self.scale = jnp.arange(1.0, 2.0)  # an array that is no variable
+
+    def __call__(
+        self, inputs: jax.Array, mask: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
+        x = self.embed(inputs)
+        for layer in self.layers:
+            x = x + self.dropout(nnx.gelu(layer(x)), deterministic=deterministic, rngs=rngs)
+        x = jnp.where(mask[..., None], self.norm(x), 0).sum(1) / jnp.maximum(mask.sum(1, keepdims=True), 1)
+        return self.classify(x).astype(jnp.float32) * self.scale
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeTask:
+    """Two classes; the loss of an example that holds token `poison` is infinite."""
+
+    poison: int = -1
+
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        return {"inputs": batch["inputs"], "mask": batch["inputs"] > 0}
+
+    def metrics(self, outputs: jax.Array, batch: Any) -> dict[str, tuple[jax.Array, jax.Array]]:
+        weights = batch["weights"]
+        losses = -jnp.take_along_axis(jax.nn.log_softmax(outputs), batch["targets"][:, None], axis=1)[:, 0]
+        poisoned = jnp.any(batch["inputs"] == self.poison, axis=1)
+        losses = losses * jnp.where(poisoned, jnp.inf, 1.0)
+        correct = jnp.argmax(outputs, axis=1) == batch["targets"]
+        return {"loss": (jnp.sum(losses * weights), weights.sum()), "accuracy": (jnp.sum(correct * weights), weights.sum())}
+
+
+class FakeBatches:
+    """Batches by number: which examples a batch holds depends on the seed and its number alone."""
+
+    def __init__(self, data: FakeData, split: str, batch_size: int, seed: int, shuffle: bool, epochs: int | None) -> None:
+        self.data, self.split, self.batch_size, self.number = data, split, batch_size, 0
+        self.seed, self.shuffle, self.epochs = seed, shuffle, epochs
+
+    def __iter__(self) -> FakeBatches:
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        size = self.data.sizes[self.split]
+        rows = np.arange(self.number * self.batch_size, (self.number + 1) * self.batch_size)
+        if self.epochs is not None and rows[0] >= size:
+            raise StopIteration
+        weights = np.ones(self.batch_size, np.float32)
+        if self.epochs is not None:
+            weights[rows >= size] = 0
+        epoch, place = np.divmod(rows, size)
+        if self.shuffle:
+            place = [np.random.default_rng([self.seed, e]).permutation(size)[p] for e, p in zip(epoch, place, strict=True)]
+        self.number += 1
+        inputs, targets = self.data.arrays(self.split)
+        return {"inputs": inputs[place], "targets": targets[place], "weights": weights}
+
+    def get_state(self) -> Any:
+        return str(self.number).encode() if self.data.bytes_state else {"number": self.number}
+
+    def set_state(self, state: Any) -> None:
+        self.number = int(state.decode()) if isinstance(state, bytes) else state["number"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeData:
+    """Random token sequences; the class is the parity of the first token. Lengths differ."""
+
+    sizes: dict[str, int] = dataclasses.field(default_factory=lambda: dict(SIZES))
+    bytes_state: bool = False
+    info: dict[str, Any] = dataclasses.field(default_factory=lambda: {"majority_accuracy": {"test": 0.5}})
+
+    def arrays(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+        random = np.random.default_rng(sorted(SIZES).index(split))
+        inputs = random.integers(1, VOCAB, (self.sizes[split], LENGTH), dtype=np.int32)
+        lengths = random.integers(1, LENGTH + 1, self.sizes[split])
+        inputs[np.arange(LENGTH) >= lengths[:, None]] = 0
+        return inputs, inputs[:, 0] % 2
+
+    def batches(
+        self,
+        split: str,
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        epochs: int | None,
+        shard_index: int = 0,
+        shard_count: int = 1,
+    ) -> FakeBatches:
+        assert (shard_index, shard_count) == (0, 1)
+        return FakeBatches(self, split, batch_size, seed, shuffle, epochs)
+
+
+def make_trainer(
+    workdir: str | Path,
+    *,
+    dropout_rate: float = 0.2,
+    seed: int = 3,
+    schedule: str = "cosine",
+    data: FakeData | None = None,
+    task: FakeTask | None = None,
+    dtype: Any = jnp.float32,
+    **settings: Any,
+) -> Trainer:
+    """A trainer of ten steps of eight examples on one device unless `settings` say otherwise."""
+    defaults = {"num_steps": 10, "batch_size": 8, "eval_every": 4, "checkpoint_every": 3, "log_every": 2}
+    settings = defaults | {"mesh": {"data": 1}} | settings
+    train = TrainConfig(**settings)
+    optimizer, rate = optimizers.build(
+        learning_rate=0.01, schedule=schedule, warmup_steps=2, weight_decay=0.1, clip_norm=1.0, num_steps=train.num_steps
+    )
+    return Trainer(
+        model_fn=lambda rngs: TinyModel(rngs, dropout_rate, dtype),
+        data=data or FakeData(),
+        task=task or FakeTask(),
+        optimizer=optimizer,
+        schedule=rate,
+        train=train,
+        workdir=Path(workdir),
+        seed=seed,
+        name="fake",
+        attention="none",
+        config={
+            "seed": seed,
+            "optimizer": {"schedule": schedule},
+            "model": {"dropout_rate": dropout_rate},
+            "train": dataclasses.asdict(train),
+        },
+    )
