@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -38,6 +39,9 @@ class Data(Protocol):
         shard_count: int = 1,
     ) -> Any:
         """An iterator over dicts of numpy arrays; `batch_size` is that of one of `shard_count` shards."""
+
+    def save(self, directory: Path) -> None:
+        """Stores with the run what predictions on other inputs need, such as the vocabulary."""
 
 
 class Compiled:

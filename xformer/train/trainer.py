@@ -77,6 +77,7 @@ class Trainer:
             if main:
                 stack.enter_context(folders.lock(workdir))
                 folders.claim(workdir, self.config)
+                self.data.save(workdir)
             interruption = stack.enter_context(Interruption())
             if (result := folders.read_json(workdir / "result.json")) is not None:
                 return result
