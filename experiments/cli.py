@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(command: Callable[[Sequence[str]], None]) -> NoReturn:
     """Runs a command on the process's arguments and exits with its code: 0, 1, 2 or 75."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", force=True)
     # Before and after the trainer listens to signals itself, SIGTERM ends the program as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(exit_code(command, sys.argv[1:]))

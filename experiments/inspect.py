@@ -66,8 +66,8 @@ def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, 
     try:
         data = experiment.task.open(data_dir)
     except tasks.DataMissing:
-        assumed = {"vocab_size": experiments.ASSUMED_VOCAB, "num_classes": experiments.ASSUMED_CLASSES}
-        return assumed | {"max_len": experiment.task.length}, "assumed: the data is not prepared yet"
+        assumed = experiments.ASSUMED_SIZES | {"max_len": experiment.task.length}
+        return assumed, "assumed: the data is not prepared yet"
     sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
     return sizes, "from the prepared data"
 
@@ -135,7 +135,7 @@ class Call:
 
 @contextlib.contextmanager
 def recorded(classes: set[type]) -> Iterator[list[Call]]:
-    """The list that every call of a module of these classes is added to while this is open, in order of their starts."""
+    """The list that every call of a module of these classes is added to while this is open, in order."""
     calls: list[Call] = []
 
     def recording(original: Callable) -> Callable:
@@ -150,11 +150,11 @@ def recorded(classes: set[type]) -> Iterator[list[Call]]:
     originals = {cls: cls.__dict__["__call__"] for cls in classes if "__call__" in cls.__dict__}
     try:
         for cls, original in originals.items():
-            cls.__call__ = recording(original)  # type: ignore[attr-defined]
+            cls.__call__ = recording(original)  # type: ignore[method-assign]
         yield calls
     finally:
         for cls, original in originals.items():
-            cls.__call__ = original  # type: ignore[attr-defined]
+            cls.__call__ = original  # type: ignore[method-assign]
 
 
 def table(rows: Sequence[Layer]) -> str:
@@ -170,17 +170,17 @@ def table(rows: Sequence[Layer]) -> str:
 def totals(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]) -> str:
     """Parameters and FLOPs of the whole model, of a training step and of the whole training."""
     task = experiment.task
-    graphdef, init = steps.initialize(experiment.model_fn(**sizes), experiment.optimizer)
-    seed = jax.ShapeDtypeStruct((), jnp.uint32)
-    state = jax.eval_shape(init, seed)
-    forward = cost.count(steps.eval_step(graphdef, task), (state.params, state.rest), dict(batch))
+    graphdef, params, rest = steps.split(nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0))))
+    forward = cost.count(steps.eval_step(graphdef, task), (params, rest), dict(batch))
     optimizer, schedule, train = experiment.optimizer, experiment.schedule, experiment.train
     step = steps.train_step(graphdef, task, optimizer, schedule, accumulate=train.accumulate)
+    zero, seed = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.uint32)
+    state = steps.TrainState(zero, params, rest, jax.eval_shape(optimizer.init, params))
     training = cost.count(step, state, dict(batch), seed)
     whole = training.scale(train.num_steps)
     return "\n".join(
         [
-            f"parameters                 {steps.num_params(state.params):,}",
+            f"parameters                 {steps.num_params(params):,}",
             f"FLOPs of a forward pass    {flops(forward.flops, forward.uncounted)}",
             f"FLOPs of a training step   {flops(training.flops, training.uncounted)}",
             f"FLOPs of {train.num_steps:,} steps".ljust(27) + flops(whole.flops, whole.uncounted),

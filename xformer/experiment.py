@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,10 @@ T = TypeVar("T")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 # Arguments that another section or the data decides.
 MODEL_ELSEWHERE = ("vocab_size", "num_classes", "max_len", "attention", "dtype", "param_dtype", "rngs")
+ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
 OPTIMIZER_ELSEWHERE = ("num_steps",)
+DERIVED = {"head_dim": "num_heads"}  # what a message may speak of, and the key that decides it
+ASSUMED_SIZES = {"vocab_size": 256, "num_classes": 10}  # where there is no data yet to tell
 SECTIONS = ("attention", "model", "task", "optimizer", "train")
 
 logger = logging.getLogger(__name__)
@@ -54,9 +58,9 @@ class Experiment:
         """The function that makes the freshly initialised model for data of these sizes."""
 
         def make(rngs: nnx.Rngs) -> nnx.Module:
-            sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "max_len": max_len}
             dtype = DTYPES[self.train.dtype]
-            return EncoderClassifier(**sizes, **self.model_args, attention=self.attention, dtype=dtype, rngs=rngs)
+            elsewhere = {"attention": self.attention, "dtype": dtype, "rngs": rngs}
+            return EncoderClassifier(vocab_size, num_classes, max_len, **elsewhere, **self.model_args)
 
         return make
 
@@ -68,8 +72,12 @@ class Experiment:
         Raises:
           DataMissing: the data is not there and can't be made; the message says how to get it.
         """
-        self.task.prepare(data_dir, progress=progress)
+        say = progress or (lambda line: None)
+        # The user's own files are read here; what is wrong with them is a wrong `task` section.
+        _construct("task", self.config.to_dict(), lambda: self.task.prepare(data_dir, progress=progress))
         data = self.task.open(data_dir)
+        shares = ", ".join(f"{share:.1%} of {split}" for split, share in data.info["truncated"].items())
+        say(f"{self.config.task.name}: inputs cut at {data.max_len} tokens: {shares}")
         sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
         return Trainer(
             model_fn=self.model_fn(**sizes),
@@ -127,7 +135,9 @@ def resolve(config: Mapping | ConfigDict) -> dict[str, Any]:
     if not 0 <= checked["seed"] < 2**32:
         raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
     positions = {"position": attention.POSITIONS}
-    checked["attention"] = schema.check_named("attention", checked["attention"], attention.ATTENTIONS, nested=positions)
+    checked["attention"] = schema.check_named(
+        "attention", checked["attention"], attention.ATTENTIONS, exclude=ATTENTION_ELSEWHERE, nested=positions
+    )
     checked["task"] = schema.check_named("task", checked["task"], tasks.TASKS)
     for section, constructor, elsewhere in (
         ("model", EncoderClassifier, MODEL_ELSEWHERE),
@@ -160,13 +170,13 @@ def _blame(path: str, section: Mapping[str, Any], message: str) -> str:
     for inner, value in section.items():
         if isinstance(value, Mapping) and (found := _blame(f"{path}.{inner}", value, message)) != f"{path}.{inner}":
             return found
-    words = (word for word in re.findall(r"\w+", message) if word != "name")
+    words = (DERIVED.get(word, word) for word in re.findall(r"\w+", message) if word != "name")
     return next((f"{path}.{word}" for word in words if word in section), path)
 
 
 def check_devices(experiment: Experiment) -> None:
     """Raises ConfigError if the mesh does not fit this machine's devices, or the batch the mesh."""
-    _construct("train", experiment.config, lambda: make_layout(experiment.train))
+    _construct("train", experiment.config.to_dict(), lambda: make_layout(experiment.train))
 
 
 def _optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,25 +188,28 @@ def _optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_together(experiment: Experiment) -> None:
     """Checks what no section can know alone, by tracing the model on abstract arrays."""
-    config = experiment.config
-    warmup_steps, num_steps = config.optimizer.warmup_steps, config.train.num_steps
+    config = experiment.config.to_dict()
+    warmup_steps, num_steps = config["optimizer"]["warmup_steps"], config["train"]["num_steps"]
     if warmup_steps > num_steps:
-        logger.warning(
-            "optimizer.warmup_steps: %d is above train.num_steps %d, so the learning rate never reaches its peak",
-            warmup_steps, num_steps,
-        )  # fmt: skip
-    _, outputs = _construct("model", config, lambda: trace(experiment))
+        _warn(
+            f"optimizer.warmup_steps: {warmup_steps} is above train.num_steps {num_steps}, "
+            "so the learning rate never reaches its peak"
+        )
+    outputs = _construct("model", config, lambda: trace(experiment))
     batch = {"targets": jax.ShapeDtypeStruct((1,), jnp.int32), "weights": jax.ShapeDtypeStruct((1,), jnp.float32)}
     metrics = sorted(jax.eval_shape(experiment.task.metrics, outputs, batch))
-    if config.train.select_metric not in metrics:
-        hint = schema.nearest(config.train.select_metric, metrics)
-        raise ConfigError(f"train.select_metric: got {config.train.select_metric!r}, takes one of {metrics}{hint}")
+    schema.check("train.select_metric", experiment.train.select_metric, Literal[tuple(metrics)])
 
 
-def trace(experiment: Experiment, *, vocab_size: int = 256, num_classes: int = 2, batch: int = 1) -> tuple[Any, Any]:
-    """(model, logits), shapes instead of arrays, of a training-mode forward pass at the task's length."""
+@functools.cache  # a comparison builds the same base many times
+def _warn(message: str) -> None:
+    logger.warning(message)
+
+
+def trace(experiment: Experiment) -> Any:
+    """The logits, shapes instead of arrays, of one example's training-mode forward pass at the task's length."""
     length = experiment.task.length
-    make = experiment.model_fn(vocab_size=vocab_size, num_classes=num_classes, max_len=length)
+    make = experiment.model_fn(**ASSUMED_SIZES, max_len=length)
     model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     graph, state = nnx.split(model)
 
@@ -204,5 +217,5 @@ def trace(experiment: Experiment, *, vocab_size: int = 256, num_classes: int = 2
         rngs = nnx.Rngs(dropout=rng)
         return nnx.merge(graph, state)(inputs, inputs > 0, deterministic=False, rngs=rngs)
 
-    inputs = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-    return model, jax.eval_shape(forward, state, inputs, jax.eval_shape(lambda: jax.random.key(0)))
+    inputs = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    return jax.eval_shape(forward, state, inputs, jax.eval_shape(lambda: jax.random.key(0)))

@@ -89,6 +89,6 @@ def load(workdir: str | Path, which: str = "best") -> Loaded:
         num_classes=len(preprocess.class_names),
         max_len=preprocess.max_len,
     )
-    model = make(nnx.Rngs(0))
+    model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))  # no arrays yet: all come from the checkpoint
     step = checkpoint.restore_model(workdir, model, which)
     return Loaded(model, preprocess, list(preprocess.class_names), step, built.config)

@@ -48,19 +48,18 @@ class Parameter:
 
 def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str, Parameter]:
     """The arguments of a dataclass, class or function, in order, without those in `exclude`."""
-    is_dataclass = dataclasses.is_dataclass(constructor)
-    annotated = constructor.__init__ if inspect.isclass(constructor) and not is_dataclass else constructor
-    hints = typing.get_type_hints(annotated)
-    factories = (
-        {f.name: f.default_factory for f in dataclasses.fields(constructor)  # type: ignore[arg-type]
-         if f.default_factory is not dataclasses.MISSING}
-        if is_dataclass
-        else {}
-    )  # fmt: skip
+    factories = {}
+    if dataclasses.is_dataclass(constructor):
+        hints = typing.get_type_hints(constructor)
+        factories = {field.name: field.default_factory for field in dataclasses.fields(constructor)}
+    else:  # a metaclass may hide the arguments of a class, so its __init__ is asked
+        constructor = constructor.__init__ if inspect.isclass(constructor) else constructor
+        hints = typing.get_type_hints(constructor)
     found = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
-        if name not in exclude:
-            default = factories[name]() if name in factories else parameter.default
+        if name not in exclude and name != "self":
+            factory = factories.get(name, dataclasses.MISSING)
+            default = parameter.default if factory is dataclasses.MISSING else factory()
             found[name] = Parameter(hints.get(name, Any), default)
     return found
 
@@ -176,7 +175,7 @@ def check_keys(path: str, given: Mapping[str, Any], takes: Mapping[str, Paramete
         if key not in takes:
             raise ConfigError(
                 f"{prefix}{key}: got {show(value)}, but {reader} reads no such key; "
-                f"it takes {', '.join(takes)}{nearest(key, takes)}"
+                f"it takes {', '.join(takes) or 'none'}{nearest(key, takes)}"
             )
     checked = {}
     for key, parameter in takes.items():
