@@ -59,12 +59,10 @@ class Task(abc.ABC):
         The metric of a whole data set is the sum of the sums over the sum of the weights; a filler adds nothing, even
         if its logits are not finite.
         """
-        logits = outputs.astype(jnp.float32)
         targets, weights = batch["targets"], batch["weights"].astype(jnp.float32)
+        # Not only the loss: the gradient of a logit that isn't finite would be no zero.
+        logits = jnp.where(weights[:, None] > 0, outputs.astype(jnp.float32), 0)
         loss = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[:, None], axis=-1)[:, 0]
-        correct = jnp.argmax(logits, axis=-1) == targets
+        correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
         total = weights.sum()
-        return {
-            name: (jnp.where(weights > 0, value * weights, 0).sum(), total)
-            for name, value in {"loss": loss, "accuracy": correct.astype(jnp.float32)}.items()
-        }
+        return {"loss": ((loss * weights).sum(), total), "accuracy": ((correct * weights).sum(), total)}
