@@ -1,0 +1,19 @@
+"""Flax NNX layers around the functional core; `xformer.nn.linen` has the Linen adapter."""
+
+from xformer.nn.attention_fn import AttentionFn
+from xformer.nn.block import EncoderBlock
+from xformer.nn.embedding import LearnedPositions, TokenEmbedding, sinusoidal_positions
+from xformer.nn.feed_forward import FeedForward
+from xformer.nn.multi_head import MultiHeadAttention
+from xformer.nn.pooling import masked_mean
+
+__all__ = [
+    "AttentionFn",
+    "EncoderBlock",
+    "FeedForward",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "TokenEmbedding",
+    "masked_mean",
+    "sinusoidal_positions",
+]

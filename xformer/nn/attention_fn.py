@@ -1,0 +1,108 @@
+"""An attention op with its parameters, as a Flax NNX module that is itself an `attention_fn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.typing import Dtype, PrecisionLike
+
+from xformer.attention import Attention
+from xformer.nn.params import has_params, init_shape
+from xformer.nn.weights import attention_weights
+
+Array = jax.Array
+
+
+class AttentionFn(nnx.Module):
+    """Holds an op's parameters; pass it as `nnx.MultiHeadAttention(attention_fn=AttentionFn(op, ...))`.
+
+    Give one AttentionFn to several layers and they share its parameters (Linformer's layerwise sharing). Under Flax's
+    `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `nnx.Intermediate`.
+
+    Args:
+      op: any `xformer.attention` op.
+      num_heads, head_dim: of the queries. Needed only if the op has parameters.
+      num_kv_heads: heads of keys and values; None means `num_heads`.
+      max_len: longest length, for an op whose parameters depend on it and that has no `max_len` of its own.
+      rngs: stream `params` draws the op's parameters. Needed only if it has some.
+
+    Raises:
+      ValueError: the op has parameters and num_heads, head_dim or rngs is missing, or `max_len` differs from the op's.
+    """
+
+    def __init__(
+        self,
+        op: Attention,
+        *,
+        num_heads: int | None = None,
+        head_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        max_len: int | None = None,
+        rngs: nnx.Rngs | None = None,
+    ):
+        if not isinstance(op, Attention):
+            raise ValueError(f"op must be an xformer.attention op, got {op!r}")
+        params: dict[str, Any] = {}
+        shape = init_shape(op, max_len, num_heads or 1, head_dim or 1, num_kv_heads if num_heads else None)
+        if has_params(op):
+            if num_heads is None or head_dim is None or rngs is None:
+                given = f"num_heads={num_heads}, head_dim={head_dim}, rngs={rngs and 'Rngs'}"
+                raise ValueError(f"{op} has parameters and needs num_heads, head_dim and rngs, got {given}")
+            params = op.init(rngs.params(), shape)
+        self.op = op
+        self.params = nnx.data(jax.tree.map(nnx.Param, params))
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Array | None = None,
+        mask: Array | None = None,
+        *,
+        is_causal: bool = False,
+        segment_ids: Any = None,
+        query_offset: int | Array | None = None,
+        scale: float | None = None,
+        dropout_rng: Array | None = None,
+        dropout_rate: float = 0.0,
+        broadcast_dropout: bool = True,
+        deterministic: bool = True,
+        dtype: Dtype | None = None,
+        precision: PrecisionLike = None,
+        module: nnx.Module | None = None,
+        params: dict[str, Any] | None = None,
+    ) -> Array:
+        """The op's own `__call__`, with this module's parameters unless `params` are given.
+
+        Raises:
+          ValueError: whatever the op raises.
+          NotImplementedError: `module` (Flax's `sow_weights`) for an op without token pairs.
+        """
+        if params is None:
+            params = jax.tree.map(lambda param: param[...], self.params, is_leaf=lambda x: isinstance(x, nnx.Param))
+        options: dict[str, Any] = {
+            "bias": bias,
+            "mask": mask,
+            "is_causal": is_causal,
+            "segment_ids": segment_ids,
+            "query_offset": query_offset,
+            "scale": scale,
+            "dtype": dtype,
+            "precision": precision,
+            "params": params,
+        }
+        if module is not None:
+            module.sow(nnx.Intermediate, "attention_weights", attention_weights(self.op, query, key, value, **options))
+        return self.op(
+            query,
+            key,
+            value,
+            dropout_rng=dropout_rng,
+            dropout_rate=dropout_rate,
+            broadcast_dropout=broadcast_dropout,
+            deterministic=deterministic,
+            **options,
+        )

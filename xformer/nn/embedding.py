@@ -1,0 +1,62 @@
+"""Token embeddings and absolute position embeddings. Relative positions live in the attention op instead."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.typing import Dtype
+
+Array = jax.Array
+
+
+class TokenEmbedding(nnx.Module):
+    """A table of vectors, scaled by sqrt(width) when looked up (Vaswani et al. 2017, section 3.4).
+
+    The table starts with standard deviation 1/sqrt(width), so embedded tokens start with unit variance while an
+    optimizer that moves each parameter by about its learning rate (Adam) still moves them fast.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        width: int,
+        *,
+        dtype: Dtype = jnp.float32,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        init = nnx.initializers.normal(stddev=width**-0.5)
+        self.table = nnx.Param(init(rngs.params(), (vocab_size, width), param_dtype))
+        self.dtype = dtype
+
+    def __call__(self, tokens: Array) -> Array:
+        """Maps integer ids `[..., length]` in [0, vocab_size) to `[..., length, width]`; an id outside to NaN."""
+        scale = self.table.shape[1] ** 0.5
+        return jnp.take(self.table[...], tokens, axis=0, mode="fill").astype(self.dtype) * scale
+
+
+class LearnedPositions(nnx.Module):
+    """One trained vector a position, `max_len` of them (BERT: Devlin et al. 2019, section 3)."""
+
+    def __init__(self, max_len: int, width: int, *, param_dtype: Dtype = jnp.float32, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(stddev=0.02)
+        self.table = nnx.Param(init(rngs.params(), (max_len, width), param_dtype))
+
+    def __call__(self, length: int) -> Array:
+        """Vectors of positions 0 to `length` - 1, `[length, width]`. ValueError above `max_len`."""
+        max_len = self.table.shape[0]
+        if length > max_len:
+            raise ValueError(f"length must be at most max_len {max_len}, got {length}")
+        return self.table[:length]
+
+
+def sinusoidal_positions(length: int, width: int) -> np.ndarray:
+    """Fixed position vectors, float32 `[length, width]` (Vaswani et al. 2017, section 3.5).
+
+    Columns 2i and 2i + 1 are sin and cos of position / 10000^(2i / width); an odd width ends on a sine.
+    """
+    column_W = np.arange(width)
+    angle_TxW = np.arange(length)[:, None] / 10000.0 ** (2 * (column_W // 2) / width)
+    return np.where(column_W % 2 == 0, np.sin(angle_TxW), np.cos(angle_TxW)).astype(np.float32)

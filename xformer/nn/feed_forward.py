@@ -1,0 +1,49 @@
+"""The position-wise feed-forward layer of a transformer block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Dtype
+
+Array = jax.Array
+
+
+class FeedForward(nnx.Module):
+    """Two dense layers with an activation between, the same at every position (Vaswani et al. 2017, section 3.3).
+
+    Args:
+      width: features of the input and of the output.
+      mlp_dim: features of the hidden layer.
+      dropout_rate: share of the hidden features dropped in training.
+      activation: applied to the hidden layer.
+      dtype: of the computation; param_dtype: of the parameters.
+      rngs: stream `params` draws the Glorot-uniform kernels.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        mlp_dim: int,
+        *,
+        dropout_rate: float = 0.0,
+        activation: Callable[[Array], Array] = nnx.gelu,
+        dtype: Dtype = jnp.float32,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        kernel_init = nnx.initializers.xavier_uniform()
+        kwargs = {"kernel_init": kernel_init, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.expand = nnx.Linear(width, mlp_dim, **kwargs)
+        self.contract = nnx.Linear(mlp_dim, width, **kwargs)
+        self.dropout = nnx.Dropout(dropout_rate)
+        self.activation = activation
+
+    def __call__(self, x: Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None) -> Array:
+        """Maps `[..., width]` to `[..., width]`; dropout draws from `rngs.dropout` unless `deterministic`."""
+        hidden_BxTxM = self.activation(self.expand(x))
+        hidden_BxTxM = self.dropout(hidden_BxTxM, deterministic=deterministic, rngs=rngs)
+        return self.contract(hidden_BxTxM)

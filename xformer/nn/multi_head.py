@@ -1,0 +1,97 @@
+"""Multi-head self-attention around any op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Dtype
+
+from xformer.attention import Attention
+from xformer.nn.attention_fn import AttentionFn
+
+Array = jax.Array
+
+
+class MultiHeadAttention(nnx.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
+
+    Args:
+      num_heads: query heads; must divide `width`.
+      width: features of the input and of the output.
+      attention_fn: an `xformer.attention` op, an AttentionFn, or any function that `nnx.MultiHeadAttention` takes. An
+        op is put in an AttentionFn of its own; an AttentionFn given to several layers shares its parameters.
+      num_kv_heads: key and value heads, each serving num_heads / num_kv_heads query heads; None means `num_heads`.
+      dropout_rate: share of the attention weights dropped in training, drawn for each example and head.
+      use_bias: whether the four projections have a bias.
+      dtype: of the computation; param_dtype: of the parameters.
+      rngs: stream `params` draws the Glorot-uniform kernels.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        width: int,
+        *,
+        attention_fn: Attention | Callable[..., Array],
+        num_kv_heads: int | None = None,
+        dropout_rate: float = 0.0,
+        use_bias: bool = True,
+        dtype: Dtype = jnp.float32,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        if width % num_heads:
+            raise ValueError(f"num_heads must divide width, got num_heads={num_heads} and width={width}")
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_kv_heads must divide num_heads, got {num_kv_heads} and {num_heads}")
+        head_dim = width // num_heads
+        if isinstance(attention_fn, Attention):
+            attention_fn = AttentionFn(
+                attention_fn, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, rngs=rngs
+            )
+        kwargs = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        kwargs["kernel_init"] = nnx.initializers.xavier_uniform()
+        self.query = nnx.LinearGeneral(width, (num_heads, head_dim), **kwargs)
+        self.key = nnx.LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
+        self.value = nnx.LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
+        self.out = nnx.LinearGeneral((num_heads, head_dim), width, axis=(-2, -1), **kwargs)
+        self.attention_fn = attention_fn
+        self.dropout_rate = dropout_rate
+
+    def __call__(
+        self,
+        x: Array,
+        mask: Array | None = None,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+    ) -> Array:
+        """Attends within each sequence.
+
+        Args:
+          x: `[batch, length, width]`.
+          mask: bool `[batch, length]`, True where a token is real; None: all are.
+          deterministic: no dropout.
+          rngs: stream `dropout` draws the dropout mask.
+
+        Returns:
+          `[batch, length, width]` in `dtype`.
+        """
+        drop = self.dropout_rate > 0 and not deterministic
+        if drop and rngs is None:
+            raise ValueError(f"dropout_rate {self.dropout_rate} with deterministic=False needs rngs, got None")
+        out_BxTxHxD = self.attention_fn(
+            self.query(x),
+            self.key(x),
+            self.value(x),
+            mask=None if mask is None else mask[:, None, None, :],
+            dropout_rng=rngs.dropout() if drop else None,
+            dropout_rate=self.dropout_rate,
+            broadcast_dropout=False,
+            deterministic=not drop,
+        )
+        return self.out(out_BxTxHxD)
