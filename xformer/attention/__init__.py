@@ -1,5 +1,32 @@
-"""The functional core: arrays in, arrays out."""
+"""The functional core: arrays in, arrays out.
 
-from xformer.attention.interface import Cost, Shape
+>>> op = BigBird(block_size=64, num_random_blocks=3)
+>>> out = op(query, key, value, mask=mask)  # all [batch, length, num_heads, head_dim]
+"""
 
-__all__ = ["Cost", "Shape"]
+from xformer.attention.bigbird import BigBird
+from xformer.attention.build import ATTENTIONS, build
+from xformer.attention.full import Full
+from xformer.attention.interface import Attention, Cost, Shape
+from xformer.attention.linformer import Linformer
+from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
+from xformer.attention.window import Window
+
+__all__ = [
+    "ATTENTIONS",
+    "POSITIONS",
+    "ALiBi",
+    "Attention",
+    "BigBird",
+    "Cost",
+    "Full",
+    "Linformer",
+    "MusicRelative",
+    "Position",
+    "Rotary",
+    "Shape",
+    "Shaw",
+    "T5Bias",
+    "Window",
+    "build",
+]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from xformer.attention.arguments import Call, normalize
 
 Array = jax.Array
 Params = dict[str, Any]
+Implementation = Literal["reference", "xla"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,3 +67,147 @@ class Cost:
     def scale(self, times: int) -> Cost:
         """The cost of doing this `times` times with the same parameters."""
         return dataclasses.replace(self, flops=self.flops * times, bytes=self.bytes * times)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Base of all variants: a frozen dataclass of hyperparameters that is called to attend.
+
+    Subclasses say what they do in `attend`, and describe themselves in `init`, `pattern` and `cost`.
+
+    Attributes:
+      causal: queries attend to no later position.
+      implementation: None for the best one that supports the call, "xla" for the tiled engine, "reference" for plain
+        dense arithmetic (it also supports forward-mode differentiation).
+    """
+
+    causal: bool = dataclasses.field(default=False, kw_only=True)
+    implementation: Implementation | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.causal, bool | np.bool_):
+            raise ValueError(f"{self._name}.causal must be True or False, got {self.causal!r}")
+        if self.implementation is not None and self.implementation not in get_args(Implementation):
+            choices = ", ".join(map(repr, get_args(Implementation)))
+            raise ValueError(f"{self._name}.implementation must be None or one of {choices}, got {self.implementation!r}")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def __call__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Array | None = None,
+        mask: Array | None = None,
+        *,
+        is_causal: bool = False,
+        segment_ids: Array | tuple[Array, Array] | None = None,
+        query_offset: int | Array | None = None,
+        scale: float | None = None,
+        dropout_rng: Array | None = None,
+        dropout_rate: float = 0.0,
+        broadcast_dropout: bool = True,
+        deterministic: bool = True,
+        dtype: Any = None,
+        precision: Any = None,
+        module: Any = None,
+        params: Params | None = None,
+    ) -> Array:
+        """Attends. The arguments are those of Flax's `attention_fn`, and a few more.
+
+        Args:
+          query: `[*batch, q_len, num_heads, head_dim]`, not scaled.
+          key, value: `[*batch, kv_len, num_kv_heads, head_dim]`; `num_heads` is a multiple of `num_kv_heads`.
+          bias: added to the scaled scores; broadcastable to `[*batch, num_heads, q_len, kv_len]`.
+          mask: any dtype, pairs with `mask > 0` attend; broadcastable likewise. A padding mask `[batch, 1, 1, kv_len]`
+            costs O(kv_len).
+          is_causal: the same as `causal=True` on the op.
+          segment_ids: int `[*batch, length]`, or a pair for queries and keys; different segments do not attend.
+          query_offset: position of the first query, an int or an int array `[]` or `[*batch]`; positions of an array
+            must stay below kv_len.
+          scale: multiplies the scores; 1 / sqrt(head_dim) by default.
+          dropout_rng, dropout_rate, broadcast_dropout, deterministic: dropout on the weights, as in Flax;
+            `broadcast_dropout` shares a mask between batch entries and heads.
+          dtype: inputs are cast to it and the output has it; query's dtype by default.
+          precision: passed to the matrix products.
+          module: Flax's request to sow the weights; not possible here, see `xformer.nn.AttentionFn`.
+          params: what `init` gave.
+
+        Returns:
+          `[*batch, q_len, num_heads, head_dim]`. A query with nothing to attend to gets zeros and gives no gradient.
+
+        Raises:
+          ValueError: shapes that do not fit, missing params, or a missing `query_offset` where positions matter and
+            the lengths differ.
+          NotImplementedError: an argument that this variant cannot honour.
+        """
+        if is_causal and not self.causal:
+            self = dataclasses.replace(self, causal=True)
+        if module is not None:
+            raise NotImplementedError(
+                f"{self._name} never holds the attention weights; pass xformer.nn.AttentionFn({self._name}(...)) as "
+                "attention_fn to sow them"
+            )
+        call = normalize(
+            query, key, value, bias, mask, segment_ids, query_offset, scale, dropout_rng, dropout_rate,
+            broadcast_dropout, deterministic, dtype, precision,
+        )  # fmt: skip
+        if isinstance(call.query_offset, jax.Array) and call.query_offset.ndim:
+            return _by_example(self, call, params)
+        return call.restore(self.attend(call, params or {}))
+
+    def attend(self, call: Call, params: Params) -> Array:
+        """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, head_dim]`."""
+        raise NotImplementedError
+
+    def check_params(self, params: Params, call: Call) -> None:
+        """Raises ValueError unless `params` is what `init` gives for such a call."""
+        (q_len, kv_len), (batch, _, num_heads, head_dim) = call.lengths, call.query.shape
+        want = _param_shapes(self, Shape(batch, q_len, kv_len, num_heads, head_dim, call.key.shape[2]))
+        have = {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
+        if have != want:
+            raise ValueError(f"{self._name} needs params {want or '{}'} (see init), got {have or 'none'}")
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        """Parameters for calls of this shape: a dict of float32 arrays, `{}` where there is none."""
+        raise NotImplementedError
+
+    def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:
+        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`; None where pairs do not exist."""
+        raise NotImplementedError
+
+    def cost(self, shape: Shape) -> Cost:
+        """What a plain forward call of this shape costs, as the implementation executes it."""
+        raise NotImplementedError
+
+    def at_layer(self, index: int) -> Attention:
+        """This op for layer number `index` of a model; the same op unless layers must differ."""
+        return self
+
+
+@functools.lru_cache(maxsize=512)
+def _param_shapes(op: Attention, shape: Shape) -> dict[str, tuple[int, ...]]:
+    params = jax.eval_shape(lambda: op.init(jax.random.key(0), shape))
+    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def _by_example(op: Attention, call: Call, params: Params | None) -> Array:
+    """Every example with its own query offset."""
+    arrays = {
+        field.name: getattr(call, field.name)
+        for field in dataclasses.fields(call)
+        if field.name in Call.BATCHED and getattr(call, field.name) is not None
+    }
+    axes = {name: 0 if x.shape[0] == call.batch else None for name, x in arrays.items()}
+
+    def one(index: Array, arrays: dict[str, Array]) -> Array:
+        rng = call.dropout_rng
+        if rng is not None and not call.broadcast_dropout:
+            rng = jax.random.fold_in(rng, index)
+        arrays = {name: x if axes[name] is None or name == "query_offset" else x[None] for name, x in arrays.items()}
+        return op.attend(dataclasses.replace(call, dropout_rng=rng, **arrays), params or {})[0]
+
+    return call.restore(jax.vmap(one, in_axes=(0, axes))(np.arange(call.batch), arrays))

@@ -1,0 +1,80 @@
+"""The one table of variants, and ops from plain mappings."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from xformer.attention.bigbird import BigBird
+from xformer.attention.full import Full
+from xformer.attention.interface import Attention
+from xformer.attention.linformer import Linformer
+from xformer.attention.position import POSITIONS, Position
+from xformer.attention.window import Window
+
+ATTENTIONS: dict[str, type[Attention]] = {
+    "full": Full,
+    "window": Window,
+    "bigbird": BigBird,
+    "linformer": Linformer,
+}
+
+
+def build(config: Mapping[str, Any]) -> Attention:
+    """The op that `{"name": ..., **kwargs, "position": {"name": ..., **kwargs} or None}` describes.
+
+    Raises:
+      ValueError: an unknown name or argument, with the choices and the nearest match.
+      NotImplementedError: a position term for a variant without token pairs, or a causal one that cannot be.
+    """
+    kwargs = dict(config)
+    op = _choose("attention", kwargs.pop("name", None), ATTENTIONS)
+    position = kwargs.pop("position", None)
+    term = build_position(position)
+    if term is not None:
+        if "position" not in _fields(op):
+            raise NotImplementedError(
+                f"attention.position: {op.__name__} mixes the length, so it has no token positions left to relate; got "
+                f"{position['name']!r}, allowed is none"
+            )
+        kwargs["position"] = term
+    return _construct("attention", op, kwargs, [*_fields(op), "name", "position"])
+
+
+def build_position(config: Mapping[str, Any] | str | None) -> Position | None:
+    """The position term that `{"name": ..., **kwargs}` describes; None for None and for the name "none"."""
+    if config is None:
+        return None
+    kwargs = {"name": config} if isinstance(config, str) else dict(config)
+    term = _choose("attention.position", kwargs.pop("name", None), POSITIONS)
+    if term is None:
+        if kwargs:
+            raise ValueError(f"attention.position: none takes no arguments, got {', '.join(map(str, kwargs))}")
+        return None
+    return _construct("attention.position", term, kwargs, [*_fields(term), "name"])
+
+
+def _choose(key: str, name: Any, table: Mapping[str, Any]) -> Any:
+    if name not in table:
+        raise ValueError(f"{key}.name: got {name!r}, allowed are {', '.join(table)}{nearest(name, table)}")
+    return table[name]
+
+
+def _fields(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _construct(key: str, cls: type, kwargs: Mapping[str, Any], allowed: list[str]) -> Any:
+    for name in kwargs:
+        if name not in allowed:
+            names = ", ".join(allowed)
+            raise ValueError(f"{key}.{name}: {cls.__name__} takes {names}{nearest(name, allowed)}")
+    return cls(**kwargs)
+
+
+def nearest(name: Any, choices: Iterable[str]) -> str:
+    """`; did you mean X?` where a choice is near, else nothing."""
+    near = difflib.get_close_matches(str(name), list(choices), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

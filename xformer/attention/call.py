@@ -1,0 +1,59 @@
+"""One attention call in the engine's terms: arrays with split heads, what decides which pairs attend, static choices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from xformer.attention.layout import Layout
+from xformer.attention.pattern import Pattern
+from xformer.attention.relative import Relative
+
+Array = jax.Array
+
+
+class Inputs(NamedTuple):
+    """What the result is differentiated by. `relative` is None or a `Relative`; `bias` None or `[b, k, g, q_len, kv_len]`.
+
+    query `[batch, kv_heads, groups, q_len, head_dim]`; key, value `[batch, kv_heads, 1, kv_len, head_dim]`.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    bias: Array | None = None
+    relative: Relative | None = None
+
+
+class Controls(NamedTuple):
+    """What decides which pairs attend. Axes of size 1 broadcast.
+
+    Attributes:
+      layout: the tiles to visit.
+      mask: bool `[b, k, g, q_len or 1, kv_len or 1]`.
+      q_segments, kv_segments: int `[b, 1, 1, length, 1]` and `[b, 1, 1, 1, length]`.
+      offset: int scalar, the position of the first query.
+      dropout_rng: a key, with `Settings.dropout_rate` above 0.
+    """
+
+    layout: Layout
+    mask: Array | None = None
+    q_segments: Array | None = None
+    kv_segments: Array | None = None
+    offset: Array | int = 0
+    dropout_rng: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Static choices of a call. `pattern` is tested pair by pair, for a query offset known only at run time."""
+
+    scale: float
+    dropout_rate: float = 0.0
+    broadcast_dropout: bool = True
+    pattern: Pattern | None = None
+    precision: Any = None
+
+

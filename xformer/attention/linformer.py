@@ -1,0 +1,163 @@
+"""Linformer: keys and values projected along the length (Wang et al. 2020, section 4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xformer.attention.arguments import Call
+from xformer.attention.full import Full
+from xformer.attention.interface import Attention, Cost, Params, Shape
+from xformer.attention.layout import ceil_div
+from xformer.attention.pairs import finish_cost
+
+Array = jax.Array
+Sharing = Literal["none", "headwise", "key_value"]
+Projection = Literal["learned", "mean", "conv"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Linformer(Attention):
+    """Queries attend to `rank` slots, projections E K and F V of the keys and values (equation 7).
+
+    Padded keys and values are zeroed before the projection. Pooling windows are `ceil(max_len / rank)` tokens wide
+    whatever the length; a slot whose window holds no real token is not attended. Slots mix the whole length, so there
+    are no token pairs: causal attention, biases, segments, relative positions and masks that depend on the query
+    cannot be honoured.
+
+    Parameters, with `heads` = num_kv_heads without sharing and 1 otherwise: `key` and `value`, or just `shared` with
+    `sharing="key_value"`; float32 `[heads, rank, max_len]` (learned; a shorter input uses its first columns) or
+    `[heads, window, head_dim, head_dim]` (conv; in, out). "mean" has none.
+
+    Attributes:
+      rank: slots, k of the paper.
+      max_len: the longest input, in tokens.
+      sharing: "none": a projection for each head, for keys and for values; "headwise": one for all heads; "key_value":
+        the same one for keys and values too (section 4, "parameter sharing"). For layerwise sharing, give one
+        `xformer.nn.AttentionFn` to every layer.
+      projection: "learned": any linear map; "mean": the mean of a window's real tokens; "conv": a convolution as wide as
+        its stride (section 4, "general projections").
+    """
+
+    rank: int = 256
+    max_len: int = 1024
+    sharing: Sharing = "none"
+    projection: Projection = "learned"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rank", "max_len"):
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+                raise ValueError(f"Linformer.{name} must be an integer of at least 1, got {size!r}")
+        if self.rank > self.max_len:
+            raise ValueError(f"Linformer.rank must be at most max_len {self.max_len}, got {self.rank}")
+        for name, choices in (("sharing", get_args(Sharing)), ("projection", get_args(Projection))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"Linformer.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.causal:
+            raise NotImplementedError("Linformer cannot be causal: every slot mixes the whole length, future included")
+
+    @property
+    def window(self) -> int:
+        """Tokens that a slot pools, for "mean" and "conv"."""
+        return ceil_div(self.max_len, self.rank)
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        if self.projection == "mean":
+            return {}
+        heads = shape.kv_heads if self.sharing == "none" else 1
+        if self.projection == "learned":
+            size, fan_in = (heads, self.rank, self.max_len), self.max_len
+        else:
+            size, fan_in = (heads, self.window, shape.head_dim, shape.head_dim), self.window * shape.head_dim
+        names = ("shared",) if self.sharing == "key_value" else ("key", "value")
+        rngs = jax.random.split(rng, len(names))
+        return {name: fan_in**-0.5 * jax.random.normal(rng, size) for name, rng in zip(names, rngs, strict=True)}
+
+    def pattern(self, q_len: int, kv_len: int, num_heads: int) -> None:
+        return None
+
+    def attend(self, call: Call, params: Params) -> Array:
+        self._refuse(call)
+        self.check_params(params, call)
+        dtype = jnp.promote_types(call.query.dtype, jnp.float32)
+        key, value = call.key.astype(dtype), call.value.astype(dtype)
+        groups = call.query.shape[2] // key.shape[2]
+        real = jnp.ones((1, key.shape[1], 1), bool)
+        if call.mask is not None:
+            real = jnp.broadcast_to(jnp.moveaxis(call.mask[:, :, 0], 1, 2), (*call.mask.shape[::3], call.mask.shape[1]))
+            if real.shape[2] > 1:  # heads that see different tokens have different slots
+                key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
+                params = {name: jnp.repeat(x, groups, 0) if x.shape[0] > 1 else x for name, x in params.items()}
+            key, value = (jnp.where(real[..., None], x, 0) for x in (key, value))
+        kernels = [params.get("shared", params.get(name)) for name in ("key", "value")]
+        key, value = (self._project(x, w, real, call.precision) for x, w in zip((key, value), kernels, strict=True))
+        slots = self._slots(real, key.shape[1])
+        slots = jnp.moveaxis(slots, 1, 2)[:, :, None]  # [batch or 1, heads or 1, 1, slots]
+        slot_call = dataclasses.replace(call, query=call.query.astype(dtype), key=key, value=value, mask=slots)
+        return Full(implementation=self.implementation).attend(slot_call, {})
+
+    def _refuse(self, call: Call) -> None:
+        kv_len = call.lengths[1]
+        if kv_len > self.max_len:
+            raise ValueError(f"Linformer(max_len={self.max_len}) takes at most that many keys, got {kv_len}")
+        mixed = "Linformer cannot honour {}: its slots mix the length, so there are no token pairs left"
+        if call.bias is not None:
+            raise NotImplementedError(mixed.format("a bias"))
+        if call.q_segments is not None:
+            raise NotImplementedError(mixed.format("segment_ids"))
+        if call.mask is not None and call.mask.shape[2] != 1:
+            raise NotImplementedError(
+                mixed.format(f"a mask with query dimension {call.mask.shape[2]} (only 1, a padding mask, works)")
+            )
+
+    def _project(self, x: Array, kernel: Array | None, real: Array, precision: object) -> Array:
+        """`[batch, kv_len, heads, head_dim]` -> `[batch, slots, heads, head_dim]`."""
+        if self.projection == "learned":
+            assert kernel is not None
+            kernel = kernel[:, :, : x.shape[1]].astype(x.dtype)
+            if kernel.shape[0] == 1:
+                return jnp.einsum("bshd,rs->brhd", x, kernel[0], precision=precision)
+            return jnp.einsum("bshd,hrs->brhd", x, kernel, precision=precision)
+        windows = self._windows(x)  # [batch, slots, window, heads, head_dim]
+        if self.projection == "mean":
+            count = self._windows(real).sum(2)[..., None]
+            return windows.sum(2) / jnp.maximum(count, 1)
+        assert kernel is not None
+        kernel = kernel.astype(x.dtype)
+        if kernel.shape[0] == 1:
+            return jnp.einsum("bnwhd,wde->bnhe", windows, kernel[0], precision=precision)
+        return jnp.einsum("bnwhd,hwde->bnhe", windows, kernel, precision=precision)
+
+    def _windows(self, x: Array) -> Array:
+        """Cuts axis 1 into pooling windows, padding the last."""
+        length = x.shape[1]
+        slots = ceil_div(length, self.window)
+        padded = jnp.pad(x, [(0, 0), (0, slots * self.window - length)] + [(0, 0)] * (x.ndim - 2))
+        return padded.reshape(x.shape[0], slots, self.window, *x.shape[2:])
+
+    def _slots(self, real: Array, slots: int) -> Array:
+        """Which slots hold a real token, bool `[batch or 1, slots, heads or 1]`."""
+        if self.projection == "learned":
+            return jnp.broadcast_to(real.any(1, keepdims=True), (real.shape[0], slots, real.shape[2]))
+        return self._windows(real).any(2)
+
+    def cost(self, shape: Shape) -> Cost:
+        if shape.kv_len > self.max_len:
+            raise ValueError(f"Linformer(max_len={self.max_len}) takes at most that many keys, got {shape.kv_len}")
+        slots, products = self.rank, 0
+        if self.projection == "learned":
+            products = shape.kv_len * self.rank
+        else:
+            slots = ceil_div(shape.kv_len, self.window)
+            if self.projection == "conv":
+                products = slots * self.window * shape.head_dim
+        flops = 2 * 2 * shape.batch * shape.kv_heads * products * shape.head_dim
+        inner = Full(implementation=self.implementation).cost(dataclasses.replace(shape, kv_len=slots))
+        params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
+        return finish_cost(shape, flops + inner.flops, params)

@@ -1,0 +1,193 @@
+"""What the variants that keep token pairs share: a pattern, a position term, and the choice of an implementation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xformer.attention import block_sparse, reference
+from xformer.attention.arguments import Call
+from xformer.attention.call import Controls, Inputs, Settings
+from xformer.attention.interface import Attention, Cost, Params, Shape
+from xformer.attention.layout import Layout, ceil_div, make_layout, round_up
+from xformer.attention.pattern import Causal, Full, Pattern, dense
+from xformer.attention.position import Position
+from xformer.attention.relative import RelativeTiles
+
+Array = jax.Array
+TILE_SCORES = 4 * 2**20  # scores computed in one go: 16 MiB in float32, which caches and allocator still like
+
+
+@dataclasses.dataclass(frozen=True)
+class PairAttention(Attention):
+    """Attention over the token pairs of a pattern. Subclasses give the pattern.
+
+    Attributes:
+      position: a relative position term, or None.
+    """
+
+    position: Position | None = dataclasses.field(default=None, kw_only=True)
+
+    POSITIONAL: ClassVar[bool] = True  # whether the pattern depends on positions even without a causal cut
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.position is not None and not isinstance(self.position, Position):
+            raise ValueError(f"{self._name}.position must be a position term or None, got {self.position!r}")
+
+    def token_pattern(self, kv_len: int, num_heads: int) -> Pattern:
+        """The pattern for keys at `[0, kv_len)`; `causal` need only be looked at where more than the cut depends on it."""
+        raise NotImplementedError
+
+    def block(self, kv_len: int) -> int | None:
+        """Tile size that suits the pattern, in tokens; None where large tiles do."""
+        return None
+
+    def check_positions(self, first: int, q_len: int, kv_len: int) -> None:
+        """Raises ValueError for query positions, known when tracing, that the pattern does not have."""
+
+    # The contract.
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        params = {} if self.position is None else self.position.init(rng, shape)
+        return {"position": params} if params else {}
+
+    def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray:
+        return dense(self._pattern(kv_len, num_heads), q_len, kv_len)
+
+    def attend(self, call: Call, params: Params) -> Array:
+        split = self._split(call, params)
+        if self.implementation == "reference":
+            inputs, controls, settings, pattern = split
+            return _merge(reference.attend(inputs, controls, settings, pattern)[0])
+        inputs, controls, settings, pattern = split
+        batch, (q_len, kv_len) = call.batch, call.lengths
+        known = isinstance(controls.offset, int)
+        layout = self.layout(
+            batch, q_len, kv_len, call.query.shape[2], query_offset=controls.offset if known else None  # type: ignore
+        )
+        if not known:
+            settings = dataclasses.replace(settings, pattern=pattern)
+        return _merge(block_sparse.attend(inputs, controls._replace(layout=layout), settings))
+
+    def weights(self, call: Call, params: Params) -> Array:
+        """The attention weights `[batch, num_heads, q_len, kv_len]` in float32, computed densely."""
+        weights = reference.attend(*self._split(call, params))[1]
+        return weights.reshape(weights.shape[0], -1, *weights.shape[3:])
+
+    def cost(self, shape: Shape) -> Cost:
+        q_len, kv_len, head_dim = shape.q_len, shape.kv_len, shape.head_dim
+        if self.implementation == "reference":
+            q_block, kv_block, num_rows, num_tiles = q_len, kv_len, 1, 1
+        else:
+            layout = self.layout(shape.batch, q_len, kv_len, shape.num_heads)
+            q_block, kv_block, num_tiles = layout.q_block, layout.kv_block, layout.num_tiles
+            num_rows = ceil_div(q_len, q_block)
+        flops = 4 * num_tiles * q_block * kv_block * head_dim
+        params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
+        if self.position is not None:
+            # One row's distances come by row or by tile; num_tiles counts every row's.
+            relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
+            tables = sum(table is not None for table in (relative.key_table, relative.value_table)) if relative else 0
+            if tables:
+                tile = RelativeTiles(q_block, kv_block, relative.radius, num_tiles / num_rows)
+                per_row = tile.flops_per_row(tables, head_dim, 1 if tile.by_row else num_tiles)
+                flops += per_row * (num_rows if tile.by_row else 1)
+        return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
+
+    def layout(self, batch: int, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> Layout:
+        """The tiles that the engine visits; all of them where the offset is known only at run time (None)."""
+        pattern = Full() if query_offset is None else self._pattern(kv_len, num_heads)
+        if isinstance(pattern, Full):
+            query_offset = 0
+        block = self.block(kv_len) if query_offset is not None and not isinstance(pattern, Full) else None
+        if block is None:
+            kv_block = even_block(kv_len, 1024 if isinstance(pattern, Full) else 256)
+            q_block = even_block(q_len, _power_of_two(TILE_SCORES // (batch * num_heads * min(kv_len, 1024)), 32, 512))
+        else:
+            q_block = kv_block = block
+        chunk_tokens = max(TILE_SCORES // (batch * num_heads * q_block), 512)
+        return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 1024), query_offset or 0)
+
+    # What the implementations are given.
+
+    def _pattern(self, kv_len: int, num_heads: int) -> Pattern:
+        pattern = self.token_pattern(kv_len, num_heads)
+        if not self.causal:
+            return pattern
+        return Causal() if isinstance(pattern, Full) else pattern & Causal()
+
+    def _relative(self, params: Params, num_heads: int, kv_len: int):
+        assert self.position is not None
+        own = params.get("position", {})
+        return self.position.relative(own, num_heads=num_heads, causal=self.causal, kv_len=kv_len)
+
+    def _split(self, call: Call, params: Params) -> tuple[Inputs, Controls, Settings, Pattern]:
+        """The call with split heads, rotated, and without a layout."""
+        (q_len, kv_len), num_heads, kv_heads = call.lengths, call.query.shape[2], call.key.shape[2]
+        self.check_params(params, call)
+        offset = 0
+        if self.POSITIONAL or self.causal or self.position is not None:
+            offset = call.offset(self._name)
+            if isinstance(offset, int):
+                self.check_positions(offset, q_len, kv_len)
+        query, key, relative = call.query, call.key, None
+        if self.position is not None:
+            query = self.position.rotate(query, offset + jnp.arange(q_len))
+            key = self.position.rotate(key, jnp.arange(kv_len))
+            relative = self._relative(params, num_heads, kv_len)
+        inputs, controls, settings = split_heads(call, query, key, call.value)
+        inputs = inputs._replace(relative=relative)
+        return inputs, controls._replace(offset=offset), settings, self._pattern(kv_len, num_heads)
+
+
+def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inputs, Controls, Settings]:
+    """The engine's form of a call: head axes `kv_heads` and `groups` before the length."""
+    num_heads, kv_heads = query.shape[2], key.shape[2]
+    by_head = lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], kv_heads, -1, x.shape[-1]), 1, 3)
+
+    def pairs(x: Array | None) -> Array | None:
+        if x is None:
+            return None
+        heads = (kv_heads, num_heads // kv_heads) if x.shape[1] > 1 else (1, 1)
+        return x.reshape(x.shape[0], *heads, *x.shape[2:])
+
+    mask = pairs(call.mask)
+    key, value = by_head(key), by_head(value)
+    if mask is not None and mask.shape[1:4] == (1, 1, 1):
+        # A padding mask: what stands in padded places must not matter, not even if it is infinite.
+        real = jnp.moveaxis(mask, 4, 3) if mask.shape[4] > 1 else mask
+        key, value = jnp.where(real, key, 0), jnp.where(real, value, 0)
+    q_segments = None if call.q_segments is None else call.q_segments[:, None, None, :, None]
+    kv_segments = None if call.kv_segments is None else call.kv_segments[:, None, None, None, :]
+    controls = Controls(None, mask, q_segments, kv_segments, 0, call.dropout_rng)
+    settings = Settings(call.scale, call.dropout_rate, call.broadcast_dropout, None, call.precision)
+    return Inputs(by_head(query), key, value, pairs(call.bias)), controls, settings
+
+
+def _merge(out: Array) -> Array:
+    """`[batch, kv_heads, groups, q_len, head_dim]` -> `[batch, q_len, num_heads, head_dim]`."""
+    out = jnp.moveaxis(out, 3, 1)
+    return out.reshape(*out.shape[:2], -1, out.shape[-1])
+
+
+def finish_cost(shape: Shape, flops: int, params: Params) -> Cost:
+    """Adds the bytes of arguments and result, in float32, and the number of parameters."""
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    tokens = 2 * shape.q_len * shape.num_heads + 2 * shape.kv_len * shape.kv_heads
+    return Cost(flops, 4 * (shape.batch * tokens * shape.head_dim + num_params), num_params)
+
+
+def even_block(length: int, most: int) -> int:
+    """The tile size of at most about `most` tokens that cuts a length into like tiles with little padding."""
+    if length <= most:
+        return length
+    return round_up(ceil_div(length, ceil_div(length, most)), 8)
+
+
+def _power_of_two(size: int, least: int, most: int) -> int:
+    return min(max(1 << (max(size, 1).bit_length() - 1), least), most)

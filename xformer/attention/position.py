@@ -1,0 +1,201 @@
+"""Relative positions: terms that compose with every variant that keeps token pairs.
+
+A term is a frozen dataclass. `init` makes its parameters, `rotate` turns queries and keys before the scores (Rotary) and
+`relative` gives what is added to scores and values, as tables over the distance `key position - query position`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xformer.attention.interface import Params, Shape
+from xformer.attention.relative import Relative
+
+Array = jax.Array
+
+
+class Position:
+    """Base of all position terms. Subclasses are frozen dataclasses."""
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        """The term's parameters: a dict of float32 arrays, empty where it has none."""
+        return {}
+
+    def rotate(self, x: Array, positions: Array) -> Array:
+        """Queries or keys `[..., length, num_heads, head_dim]` at int `positions` `[length]`, rotated."""
+        return x
+
+    def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative | None:
+        """Tables that the engine reads by distance. Raises ValueError for lengths the term cannot tell apart."""
+        return None
+
+
+def _check_at_least(term: Position, name: str, least: int) -> None:
+    value = getattr(term, name)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{type(term).__name__}.{name} must be an integer of at least {least}, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaw(Position):
+    """Relative position representations of Shaw et al. 2018 ("Self-Attention with Relative Position Representations").
+
+    Distances are clipped to `max_distance` (section 3.2, equation 5); heads share the tables. Keys get a term in the
+    score (equation 4) and, with `values`, values one in the sum (equation 3).
+
+    Parameters: `key` and, with `values`, `value`: float32 `[2 * max_distance + 1, head_dim]`; row `max_distance + d`
+    belongs to the distance `d = key position - query position`.
+    """
+
+    max_distance: int = 128
+    values: bool = True
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, "max_distance", 1)
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        size = (2 * self.max_distance + 1, shape.head_dim)
+        key_rng, value_rng = jax.random.split(rng)
+        scale = shape.head_dim**-0.5
+        params = {"key": scale * jax.random.normal(key_rng, size)}
+        if self.values:
+            params["value"] = scale * jax.random.normal(value_rng, size)
+        return params
+
+    def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:
+        value = params["value"][None] if self.values else None
+        return Relative(key_table=params["key"][None], value_table=value, radius=self.max_distance)
+
+
+@dataclasses.dataclass(frozen=True)
+class MusicRelative(Position):
+    """The unclipped relative term of Huang et al. 2018 ("Music Transformer"), section 3.4, computed by skewing.
+
+    Every head has its own embedding of every distance (E^r of the paper, which is causal; the embeddings of later keys
+    are used only where attention is bidirectional). The skewing is done tile by tile, so extra memory grows with
+    length x head_dim. Lengths above `max_len` raise ValueError.
+
+    Parameters: `key`: float32 `[num_heads, 2 * max_len - 1, head_dim]`; entry `max_len - 1 + d` belongs to the distance
+    `d = key position - query position`.
+    """
+
+    max_len: int = 2048
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, "max_len", 1)
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        size = (shape.num_heads, 2 * self.max_len - 1, shape.head_dim)
+        return {"key": shape.head_dim**-0.5 * jax.random.normal(rng, size)}
+
+    def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:
+        if kv_len > self.max_len:
+            raise ValueError(f"MusicRelative(max_len={self.max_len}) cannot tell distances at length {kv_len} apart")
+        return Relative(key_table=params["key"], radius=self.max_len - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Bias(Position):
+    """Bucketed relative bias of Raffel et al. 2020 ("T5"), section 2.1: a scalar for each head and bucket.
+
+    Half of a direction's buckets hold one distance each, the rest grow logarithmically up to `max_distance`, and the last
+    holds all beyond. Bidirectional attention gives half of all buckets to later keys; causal attention needs none there.
+
+    Parameters: `bias`: float32 `[num_heads, num_buckets]`.
+    """
+
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, "num_buckets", 4)
+        if self.num_buckets % 2:
+            raise ValueError(f"T5Bias.num_buckets must be even, got {self.num_buckets}")
+        _check_at_least(self, "max_distance", self.num_buckets // 2 + 1)
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        return {"bias": 0.02 * jax.random.normal(rng, (shape.num_heads, self.num_buckets))}
+
+    def buckets(self, distances: np.ndarray, *, causal: bool) -> np.ndarray:
+        """The bucket of each distance `key position - query position`, int32 of the same shape."""
+        buckets, offset = self.num_buckets, np.zeros_like(distances)
+        if causal:
+            back = np.maximum(-distances, 0)
+        else:
+            buckets //= 2
+            offset, back = np.where(distances > 0, buckets, 0), np.abs(distances)
+        exact = buckets // 2
+        # float32 as in the published models: it decides on which side of an edge a distance falls.
+        ratio = np.log(np.maximum(back, 1).astype(np.float32) / exact) / np.float32(math.log(self.max_distance / exact))
+        far = np.minimum(exact + (ratio * (buckets - exact)).astype(np.int32), buckets - 1)
+        return (offset + np.where(back < exact, back, far)).astype(np.int32)
+
+    def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:
+        # Every distance beyond max_distance falls into the last bucket, so a clipped table is exact.
+        distances = np.arange(-self.max_distance, self.max_distance + 1)
+        table = jnp.take(params["bias"], self.buckets(distances, causal=causal), axis=1)
+        return Relative(bias_table=table, radius=self.max_distance)
+
+
+@dataclasses.dataclass(frozen=True)
+class ALiBi(Position):
+    """Linear biases of Press et al. 2022 ("Train Short, Test Long"): `-slope * |distance|`, no parameters.
+
+    The slopes are the paper's geometric sequence (section 3); for head counts that are no power of two, those of the
+    next lower power followed by every other one of the next higher, as the authors released it. Bidirectional
+    attention uses the symmetric form.
+    """
+
+    @staticmethod
+    def slopes(num_heads: int) -> np.ndarray:
+        """float32 `[num_heads]`."""
+        lower = 2 ** int(math.log2(num_heads))
+        powers = 2.0 ** (-8.0 / lower * np.arange(1, lower + 1))
+        between = 2.0 ** (-4.0 / lower * np.arange(1, 2 * lower + 1, 2))
+        return np.concatenate([powers, between[: num_heads - lower]]).astype(np.float32)
+
+    def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:
+        return Relative(slopes=jnp.asarray(self.slopes(num_heads)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary(Position):
+    """Rotary embeddings of Su et al. 2021 ("RoFormer"), equation 34: dimension pairs turn with the position.
+
+    Dimension `i` is paired with `i + head_dim / 2` (the halves convention of GPT-NeoX and LLaMA); the pair turns by
+    `position * base ** (-2 i / head_dim)`. Angles are computed in float32 whatever the dtype of the arrays.
+    `head_dim` must be even.
+    """
+
+    base: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, bool) or not isinstance(self.base, int | float) or self.base <= 1:
+            raise ValueError(f"Rotary.base must be a number above 1, got {self.base!r}")
+
+    def rotate(self, x: Array, positions: Array) -> Array:
+        head_dim = x.shape[-1]
+        if head_dim % 2:
+            raise ValueError(f"Rotary needs an even head_dim, got {head_dim}")
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        frequencies = jnp.asarray(self.base ** (-np.arange(0, head_dim, 2) / head_dim), dtype)
+        angles = positions.astype(dtype)[:, None, None] * frequencies  # [length, 1, head_dim / 2]
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+
+
+POSITIONS: dict[str, Any] = {
+    "none": None,
+    "shaw": Shaw,
+    "music": MusicRelative,
+    "t5": T5Bias,
+    "alibi": ALiBi,
+    "rotary": Rotary,
+}

@@ -1,0 +1,161 @@
+"""Operations on one tile of the score matrix: picking key blocks, relative positions by skewing, dropout.
+
+Arrays carry two head axes, `kv_heads` and `groups` (query heads per key head); either is 1 where heads share a value.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def take_blocks(blocks: Array, columns: Array) -> Array:
+    """Picks key blocks.
+
+    Args:
+      blocks: `[batch, kv_heads or 1, groups or 1, num_blocks, ...]`.
+      columns: int `[kv_heads, groups, chunk]`, or `[1, 1, chunk]` where all heads pick the same.
+
+    Returns:
+      `[batch, kv_heads or 1, groups or 1, chunk, ...]`, with the head axes of both.
+    """
+    if columns.shape[:2] == (1, 1):
+        if columns.shape[2] == 1:
+            return jax.lax.dynamic_index_in_dim(blocks, columns[0, 0, 0], 3, keepdims=True)
+        return jnp.take(blocks, columns[0, 0], axis=3, mode="clip")
+    x = jnp.squeeze(blocks, tuple(axis for axis in (1, 2) if blocks.shape[axis] == 1))
+    pick = lambda x, columns: jnp.take(x, columns, axis=1, mode="clip")
+    for axis in (2, 1):  # the inner map is over groups, the outer over kv_heads
+        pick = jax.vmap(pick, in_axes=(1 if blocks.shape[axis] > 1 else None, 0), out_axes=1)
+    return pick(x, columns)
+
+
+def add_blocks(total: Array, columns: Array, update: Array) -> Array:
+    """Adds `update` where `take_blocks` would pick; sums over head axes that `total` does not have."""
+    kv_heads, groups, chunk = columns.shape
+    if (kv_heads, groups) == (1, 1):
+        shared = tuple(axis for axis in (1, 2) if total.shape[axis] == 1 and update.shape[axis] > 1)
+        update = update.sum(shared, keepdims=True) if shared else update
+        for place in range(chunk):  # one dynamic-update-slice each, in place inside a loop
+            column = columns[0, 0, place]
+            old = jax.lax.dynamic_index_in_dim(total, column, 3, keepdims=True)
+            new = old + jax.lax.slice_in_dim(update, place, place + 1, axis=3)
+            total = jax.lax.dynamic_update_slice_in_dim(total, new, column, 3)
+        return total
+    rest = update.shape[4:]
+    update = jnp.broadcast_to(update, (update.shape[0], kv_heads, groups, chunk, *rest))
+    if total.shape[2] == 1 and groups > 1:
+        update, columns = update.reshape(-1, kv_heads, 1, groups * chunk, *rest), columns.reshape(kv_heads, 1, -1)
+    if total.shape[1] == 1 and kv_heads > 1:
+        update = jnp.moveaxis(update, 1, 2).reshape(update.shape[0], 1, columns.shape[1], -1, *rest)
+        columns = jnp.moveaxis(columns, 0, 1).reshape(1, columns.shape[1], -1)
+    heads, group, _ = jnp.ix_(*(jnp.arange(size) for size in columns.shape))
+    return total.at[:, heads, group, columns].add(update, mode="promise_in_bounds")
+
+
+def take_pairs(pairs: Array, row: Array, columns: Array, q_block: int, kv_block: int) -> Array:
+    """The tile of a mask or bias `[batch, kv_heads, groups, q_len or 1, kv_len or 1]` at a query tile and its key tiles."""
+    if pairs.shape[3] > 1:
+        pairs = jax.lax.dynamic_slice_in_dim(pairs, row * q_block, q_block, 3)
+    if pairs.shape[4] == 1:
+        return pairs
+    blocks = jnp.moveaxis(pairs.reshape(*pairs.shape[:4], -1, kv_block), 4, 3)
+    return merge_pairs(take_blocks(blocks, columns))
+
+
+def add_pairs(total: Array, row: Array, columns: Array, update: Array, q_block: int, kv_block: int) -> Array:
+    """Adds a tile's values where `take_pairs` would take them; sums over axes that `total` does not have."""
+    keep = [axis for axis in (0, 3, 4) if total.shape[axis] == 1 and update.shape[axis] > 1]
+    if total.shape[4] == 1:  # no key axis to scatter over, so heads can be summed at once too
+        keep += [axis for axis in (1, 2) if total.shape[axis] == 1 and update.shape[axis] > 1]
+    update = update.sum(tuple(keep), keepdims=True) if keep else update
+    whole = total
+    if whole.shape[3] > 1:
+        total = jax.lax.dynamic_slice_in_dim(whole, row * q_block, q_block, 3)
+    if total.shape[4] == 1:
+        total = total + update
+    else:
+        blocks = jnp.moveaxis(total.reshape(*total.shape[:4], -1, kv_block), 4, 3)
+        update = jnp.moveaxis(update.reshape(*update.shape[:4], -1, kv_block), 4, 3)
+        blocks = add_blocks(blocks, columns, update)
+        total = jnp.moveaxis(blocks, 3, 4).reshape(total.shape)
+    if whole.shape[3] > 1:
+        total = jax.lax.dynamic_update_slice_in_dim(whole, total, row * q_block, 3)
+    return total
+
+
+def merge_keys(blocks: Array) -> Array:
+    """`[..., chunk, kv_block, depth]` -> `[..., chunk * kv_block, depth]`."""
+    return blocks.reshape(*blocks.shape[:-3], -1, blocks.shape[-1])
+
+
+def merge_pairs(blocks: Array) -> Array:
+    """`[..., chunk, rows, kv_block]` -> `[..., rows, chunk * kv_block]`."""
+    merged = jnp.moveaxis(blocks, -3, -2)
+    return merged.reshape(*merged.shape[:-2], -1)
+
+
+def skew(by_distance: Array, kv_block: int) -> Array:
+    """`[..., q_block, q_block + kv_block]` indexed by distance -> `[..., q_block, kv_block]` indexed by key.
+
+    Column `c` of the input is the distance `c - (q_block - 1)` from the tile's first query to the key; the last column is
+    unused. Copies only, no gather: the reshape of Huang et al. 2018, section 3.4.1, for a tile anywhere in the matrix.
+    """
+    q_block, width = by_distance.shape[-2:]
+    flat = by_distance.reshape(*by_distance.shape[:-2], q_block * width)
+    flat = jax.lax.slice_in_dim(flat, q_block - 1, q_block - 1 + q_block * (width - 1), axis=-1)
+    return flat.reshape(*by_distance.shape[:-2], q_block, width - 1)[..., :kv_block]
+
+
+def unskew(by_key: Array) -> Array:
+    """The transpose of `skew`: `[..., q_block, kv_block]` -> `[..., q_block, q_block + kv_block]`, zero where no pair is."""
+    q_block, kv_block = by_key.shape[-2:]
+    width = q_block + kv_block
+    padded = jnp.pad(by_key, [(0, 0)] * (by_key.ndim - 1) + [(0, width - 1 - kv_block)])
+    flat = padded.reshape(*by_key.shape[:-2], q_block * (width - 1))
+    flat = jnp.pad(flat, [(0, 0)] * (by_key.ndim - 2) + [(q_block - 1, 1)])
+    return flat.reshape(*by_key.shape[:-2], q_block, width)
+
+
+def pad_edges(table: Array, width: int, axis: int) -> Array:
+    """Repeats the first and the last entry `width` times: what a clipped distance beyond the table reads."""
+    first, last = (jax.lax.slice_in_dim(table, at, at + 1, axis=axis) for at in (0, table.shape[axis] - 1))
+    return jnp.concatenate([jnp.repeat(first, width, axis), table, jnp.repeat(last, width, axis)], axis)
+
+
+def distance_slices(padded: Array, starts: Array, width: int, size: int, axis: int) -> Array:
+    """Slices `width` distances for each tile of a chunk.
+
+    Args:
+      padded: `[batch or 1, kv_heads or 1, groups or 1, ...]` with `size + 2 * width` distances on `axis` (negative).
+      starts: int `[kv_heads, groups, chunk]`: place in the unpadded table of each tile's first distance, any value.
+      width: distances a tile reads. size: entries of the unpadded table.
+
+    Returns:
+      `[batch or 1, kv_heads, groups, chunk, ...]` with `width` entries on `axis`.
+    """
+    places = jnp.clip(starts + width, 0, size + width)
+    pick = lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, width, axis)
+    many = lambda x, starts: jnp.stack([pick(x, starts[place]) for place in range(starts.shape[0])], 1)
+    if places.shape[:2] == (1, 1):
+        lead = padded.reshape(-1, *padded.shape[3:])
+        return many(lead, places[0, 0]).reshape(*padded.shape[:3], places.shape[2], *_sliced(padded, width, axis))
+    padded = jnp.broadcast_to(padded, (padded.shape[0], *places.shape[:2], *padded.shape[3:]))
+    return jax.vmap(jax.vmap(many, in_axes=(1, 0), out_axes=1), in_axes=(1, 0), out_axes=1)(padded, places)
+
+
+def _sliced(padded: Array, width: int, axis: int) -> tuple[int, ...]:
+    shape = list(padded.shape[3:])
+    shape[axis] = width
+    return tuple(shape)
+
+
+@functools.partial(jax.jit, static_argnames=("rate", "shape"))
+def keep_mask(rng: Array, row: Array, chunk: Array, *, rate: float, shape: tuple[int, ...]) -> Array:
+    """The dropout mask of a tile, bool `shape`: a function of the key and the tile, so that backward draws it again."""
+    return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(rng, row), chunk), 1.0 - rate, shape)
