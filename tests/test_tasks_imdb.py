@@ -83,13 +83,14 @@ def test_package_is_read_without_importing_it(package, tmp_path):
 
 
 def test_share_truncated_is_logged_and_in_the_info(package, tmp_path, caplog):
-    Imdb(max_len=30).prepare(tmp_path)
+    said = []
+    Imdb(max_len=30).prepare(tmp_path, progress=said.append)
     with caplog.at_level(logging.INFO):
         info = Imdb(max_len=30).open(tmp_path).info
     lengths = [len(review(i).encode()) for i in range(100)]
     total = sum(info["truncated"][split] * size for split, size in info["num_examples"].items())
     assert round(total) == sum(length > 30 for length in lengths) > 0
-    assert "inputs above max_len=30 are truncated" in caplog.text
+    assert said[-1].endswith("truncated) at max_len=30") and said[-1].removeprefix("imdb: ") in caplog.text
 
 
 def test_one_preparation_serves_every_length(package, tmp_path):

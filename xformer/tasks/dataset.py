@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import logging
 
 from xformer.tasks import pipeline, store, vocab
 from xformer.tasks.ragged import Ragged
 
 if TYPE_CHECKING:
     import grain
+
+logger = logging.getLogger(__name__)
 
 _FILE = "preprocessing.json"
 _VOCABULARY = "vocabulary.json"
@@ -93,11 +95,16 @@ class TaskData:
             "label_shares": {split: [round(float(share), 6) for share in values] for split, values in shares.items()},
             "majority_accuracy": {split: round(float(values.max()), 6) for split, values in shares.items()},
         }
-        logging.info(
-            "%s inputs above max_len=%d are truncated",
-            ", ".join(f"{share:.1%} of {split}" for split, share in truncated.items()),
-            max_len,
-        )
+        logger.info(self.summary)
+
+    @property
+    def summary(self) -> str:
+        """One line for people: how many examples, and what share of them is truncated."""
+        parts = [
+            f"{self.info['num_examples'][split]:,} {split} ({share:.1%} truncated)"
+            for split, share in self.info["truncated"].items()
+        ]
+        return f"{', '.join(parts)} at max_len={self.max_len}"
 
     @property
     def splits(self) -> list[str]:

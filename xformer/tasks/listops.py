@@ -82,7 +82,9 @@ class ListOps(Task):
             vocabulary = vocab.Symbols(listops_trees.SYMBOLS)
             return store.Corpus(self.generate(), vocabulary, list("0123456789"), facts)
 
-        store.write(self._directory(data_dir), make, progress)
+        store.write(self._directory(data_dir), make)
+        if progress:
+            progress(f"listops: {self.open(data_dir).summary}")
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return TaskData(store.read(self._directory(data_dir)), self.length)

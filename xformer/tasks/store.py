@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from xformer.tasks import vocab
-from xformer.tasks.interface import DataMissing, Progress, default_data_dir
+from xformer.tasks.interface import DataMissing, default_data_dir
 from xformer.tasks.ragged import Ragged
 
 VERSION = "1.0.0"
@@ -44,7 +44,7 @@ def directory(data_dir: str | Path | None, name: str, key: str) -> Path:
     return root / name / key / VERSION
 
 
-def write(target: Path, make: Callable[[], Corpus], progress: Progress = None) -> None:
+def write(target: Path, make: Callable[[], Corpus]) -> None:
     """Makes and writes a corpus unless `target` (from `directory`) is there.
 
     Atomic: a directory beside it is filled and then renamed. A second process waits for the first and finds it done;
@@ -74,9 +74,6 @@ def write(target: Path, make: Callable[[], Corpus], progress: Progress = None) -
                     raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    if progress:
-        sizes = ", ".join(f"{len(examples):,} {split}" for split, examples in corpus.splits.items())
-        progress(f"{target.parts[-3]}: wrote {sizes} examples to {target}")
 
 
 def read(target: Path) -> Corpus:
@@ -120,9 +117,6 @@ def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        try:
+        with contextlib.suppress(OSError):  # a file system without locks: the rename decides
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: the rename decides
-            yield
-        else:
-            yield
+        yield

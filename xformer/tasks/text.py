@@ -75,10 +75,15 @@ class TextTask(Task):
                 progress(f"{self.name}: reading {source.name}, tokenising into {self.vocab}")
             return self._tokenise(source)
 
-        store.write(self._directory(data_dir, source), make, progress)
+        store.write(self._directory(data_dir, source), make)
+        if progress:
+            progress(f"{self.name}: {self._open(data_dir, source).summary}")
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
-        return TaskData(store.read(self._directory(data_dir, self._source(data_dir))), self.max_len)
+        return self._open(data_dir, self._source(data_dir))
+
+    def _open(self, data_dir: str | Path | None, source: Source) -> TaskData:
+        return TaskData(store.read(self._directory(data_dir, source)), self.max_len)
 
     @abc.abstractmethod
     def _source(self, data_dir: str | Path | None) -> Source:
