@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
+import pytest
 from flax import nnx
 
 from xformer.train import TrainConfig, Trainer, optimizers
@@ -53,30 +61,50 @@ class FakeTask:
         poisoned = jnp.any(batch["inputs"] == self.poison, axis=1)
         losses = losses * jnp.where(poisoned, jnp.inf, 1.0)
         correct = jnp.argmax(outputs, axis=1) == batch["targets"]
-        return {"loss": (jnp.sum(losses * weights), weights.sum()), "accuracy": (jnp.sum(correct * weights), weights.sum())}
+        return {
+            "loss": (jnp.sum(losses * weights), weights.sum()),
+            "accuracy": (jnp.sum(correct * weights), weights.sum()),
+        }
 
 
 class FakeBatches:
-    """Batches by number: which examples a batch holds depends on the seed and its number alone."""
+    """Batches by number: which examples a batch holds depends on the seed and its number alone.
 
-    def __init__(self, data: FakeData, split: str, batch_size: int, seed: int, shuffle: bool, epochs: int | None) -> None:
+    Shard i of n has the i-th of n equal parts of each batch.
+    """
+
+    def __init__(
+        self,
+        data: FakeData,
+        split: str,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        epochs: int | None,
+        shard: tuple[int, int],
+    ) -> None:
         self.data, self.split, self.batch_size, self.number = data, split, batch_size, 0
-        self.seed, self.shuffle, self.epochs = seed, shuffle, epochs
+        self.seed, self.shuffle, self.epochs, self.shard = seed, shuffle, epochs, shard
 
     def __iter__(self) -> FakeBatches:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
         size = self.data.sizes[self.split]
-        rows = np.arange(self.number * self.batch_size, (self.number + 1) * self.batch_size)
-        if self.epochs is not None and rows[0] >= size:
+        index, count = self.shard
+        if self.epochs is not None and self.number * count * self.batch_size >= size:
             raise StopIteration
+        time.sleep(self.data.pause)
+        rows = (self.number * count + index) * self.batch_size + np.arange(self.batch_size)
         weights = np.ones(self.batch_size, np.float32)
         if self.epochs is not None:
             weights[rows >= size] = 0
+            rows = np.minimum(rows, size - 1)
         epoch, place = np.divmod(rows, size)
         if self.shuffle:
-            place = [np.random.default_rng([self.seed, e]).permutation(size)[p] for e, p in zip(epoch, place, strict=True)]
+            place = [
+                np.random.default_rng([self.seed, e]).permutation(size)[p] for e, p in zip(epoch, place, strict=True)
+            ]
         self.number += 1
         inputs, targets = self.data.arrays(self.split)
         return {"inputs": inputs[place], "targets": targets[place], "weights": weights}
@@ -94,6 +122,7 @@ class FakeData:
 
     sizes: dict[str, int] = dataclasses.field(default_factory=lambda: dict(SIZES))
     bytes_state: bool = False
+    pause: float = 0.0
     info: dict[str, Any] = dataclasses.field(default_factory=lambda: {"majority_accuracy": {"test": 0.5}})
 
     def arrays(self, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -114,8 +143,10 @@ class FakeData:
         shard_index: int = 0,
         shard_count: int = 1,
     ) -> FakeBatches:
-        assert (shard_index, shard_count) == (0, 1)
-        return FakeBatches(self, split, batch_size, seed, shuffle, epochs)
+        return FakeBatches(self, split, batch_size, seed, shuffle, epochs, (shard_index, shard_count))
+
+    def save(self, directory: Path) -> None:
+        (Path(directory) / "preprocessing.txt").write_text("the class is the parity of the first token\n")
 
 
 def make_trainer(
@@ -134,7 +165,12 @@ def make_trainer(
     settings = defaults | {"mesh": {"data": 1}} | settings
     train = TrainConfig(**settings)
     optimizer, rate = optimizers.build(
-        learning_rate=0.01, schedule=schedule, warmup_steps=2, weight_decay=0.1, clip_norm=1.0, num_steps=train.num_steps
+        learning_rate=0.01,
+        schedule=schedule,
+        warmup_steps=2,
+        weight_decay=0.1,
+        clip_norm=1.0,
+        num_steps=train.num_steps,
     )
     return Trainer(
         model_fn=lambda rngs: TinyModel(rngs, dropout_rate, dtype),
@@ -154,3 +190,56 @@ def make_trainer(
             "train": dataclasses.asdict(train),
         },
     )
+
+
+@pytest.fixture(scope="module")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Compiles each program once for all tests of training and their processes; the folder."""
+    folder = str(tmp_path_factory.getbasetemp() / "compile-cache")
+    settings = {
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield folder
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def start_process(workdir: Path, cache: str, devices: int = 1, **arguments: Any) -> subprocess.Popen:
+    """Starts `make_trainer(workdir, **arguments).fit()` in a process of its own; see train_process.py."""
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    script = Path(__file__).with_name("train_process.py")
+    command = [sys.executable, "-W", "error", str(script), json.dumps({"workdir": str(workdir), **arguments})]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=script.parent.parent
+    )
+
+
+def run_process(workdir: Path, cache: str, devices: int = 1, **arguments: Any) -> tuple[int, str]:
+    """(exit code, what was printed) of `start_process`, run to its end."""
+    process = start_process(workdir, cache, devices, **arguments)
+    output, errors = process.communicate(timeout=240)
+    return process.returncode, output + errors
+
+
+def rows(workdir: Path, split: str | None = None) -> list[dict[str, Any]]:
+    """Rows of the metrics file without their times, which no two runs share."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in lines if split in (None, row["split"])]
+
+
+def arrays(workdir: Path, step: int) -> list[np.ndarray]:
+    """Every array of a checkpoint: parameters, other variables, optimizer, step."""
+    folder = (workdir / "checkpoints" / str(step)).absolute()
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        trees = [checkpointer.restore(folder / part) for part in ("model", "optimizer")]
+    return [np.asarray(x) for x in jax.tree.leaves(trees)]

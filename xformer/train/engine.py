@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from xformer.train import parallel
+from xformer.train import health, parallel
 from xformer.train import step as steps
 from xformer.train.settings import TrainConfig
 from xformer.train.step import Task, TrainState
@@ -99,21 +99,23 @@ class Engine:
         seed: int,
     ) -> None:
         self.layout = parallel.make_layout(train)
-        self._train = train
+        self._train, self._task, self._root = train, task, seed
         self._initialize = lambda: steps.initialize(model_fn, optimizer, seed)
-        graphdef, initial = self._initialize()
+        self._graphdef, initial = self._initialize()
         shardings = self.layout.shardings(initial)
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
         self.abstract: TrainState = jax.tree.map(place, initial, shardings)
         self._seed = jax.device_put(np.uint32(seed), self.layout.replicated)
         make = lambda axis: steps.train_step(
-            graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis
+            self._graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis
         )
         self._whole_step = make(None)
         axis = self.layout.axis_name
         out = (shardings, self.layout.replicated)
         self.train_step = Compiled("training step", self.layout.wrap(make(axis), donate=True, out=out))
-        self.eval_step = Compiled("evaluation step", self.layout.wrap(steps.eval_step(graphdef, task, axis_name=axis)))
+        self.eval_step = Compiled(
+            "evaluation step", self.layout.wrap(steps.eval_step(self._graphdef, task, axis_name=axis))
+        )
 
     def init(self) -> TrainState:
         """The state at step 0, the same on every layout."""
@@ -123,6 +125,12 @@ class Engine:
     def step(self, state: TrainState, batch: Mapping[str, np.ndarray]) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step on this process's rows of a batch; `state` is used up. Returns without waiting."""
         return self.train_step(state, self.layout.put(batch), self._seed)
+
+    def locate(self, state: TrainState, batch: Mapping[str, np.ndarray]) -> str:
+        """Where the step from `state` on `batch` first becomes NaN or infinite, in words; for one process."""
+        devices = self.layout.mesh.size if self.layout.pmap else None
+        options: dict[str, Any] = {"accumulate": self._train.accumulate, "num_devices": devices}
+        return health.locate(self._graphdef, self._task, jax.device_get(state), batch, self._root, **options)
 
     def train_batches(self, data: Data, seed: int) -> Any:
         """This process's share of the endless shuffled training batches."""

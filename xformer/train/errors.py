@@ -12,11 +12,16 @@ class Interrupted(Exception):
 
 
 class Diverged(RuntimeError):
-    """A loss, gradient or parameter became NaN or infinite. `step` is the failing step, which is not saved."""
+    """A loss, gradient or parameter became NaN or infinite.
 
-    def __init__(self, message: str, step: int) -> None:
+    Attributes:
+      step: the failing step, which is not saved.
+      in_training: False if it showed in an evaluation only.
+    """
+
+    def __init__(self, message: str, step: int, in_training: bool = True) -> None:
         super().__init__(message)
-        self.step = step
+        self.step, self.in_training = step, in_training
 
 
 class CheckpointError(RuntimeError):

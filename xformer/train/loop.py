@@ -17,6 +17,7 @@ from xformer.train.checkpoint import Checkpoints
 from xformer.train.engine import Data, Engine, Totals
 from xformer.train.errors import Diverged, Interrupted
 from xformer.train.feed import Feed
+from xformer.train.health import finite_report
 from xformer.train.interruption import Interruption
 from xformer.train.metrics import MetricsWriter
 from xformer.train.position import TIMES, Position
@@ -105,7 +106,8 @@ class Loop:
 
     def _book(self, step: int, report: Mapping[str, Any], seconds: float) -> None:
         position, train = self.position, self._train
-        self._refuse_nonfinite(step, report)
+        if (what := finite_report(report)) is not None:
+            raise self._diverged(step, what)
         if step == self._started + 1:
             self._check_metric(report["sums"])
             position.peak_memory_bytes = self._engine.train_step.peak_bytes
@@ -161,7 +163,7 @@ class Loop:
         metrics = self._engine.evaluate((state.params, state.rest), self._data, "validation", self.check)
         bad = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
-            raise self._diverged(position.step, f"validation {bad[0]}")
+            raise self._diverged(position.step, f"validation {bad[0]}", in_training=False)
         self._row("validation", metrics)
         position.evaluated = True
         value, best = metrics[train.select_metric], position.best
@@ -193,16 +195,10 @@ class Loop:
         if self._train.select_metric not in sums:
             raise ValueError(f"select_metric must be one of {', '.join(sums)}, got {self._train.select_metric!r}")
 
-    def _refuse_nonfinite(self, step: int, report: Mapping[str, Any]) -> None:
-        values = {"loss": report["sums"]["loss"][0], **report["health"]}
-        bad = [f"{name} is {float(value)}" for name, value in values.items() if not math.isfinite(float(value))]
-        if bad:
-            raise self._diverged(step, bad[0])
-
-    def _diverged(self, step: int, what: str) -> Diverged:
+    def _diverged(self, step: int, what: str, in_training: bool = True) -> Diverged:
         steps = self._checkpoints.steps()
         good = f"step {steps[-1]} ({self._checkpoints.folder / str(steps[-1])})" if steps else "none"
-        return Diverged(f"{what} at step {step}; last good checkpoint: {good}", step)
+        return Diverged(f"{what} at step {step}; last good checkpoint: {good}", step, in_training)
 
     def _interrupted(self, reason: str) -> Interrupted:
         return Interrupted(

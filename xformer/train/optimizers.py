@@ -60,7 +60,7 @@ def build(
     for key, value in hyperparameters.items():
         if key not in takes:
             others = [other for other, maker in OPTIMIZERS.items() if key in inspect.signature(maker).parameters]
-            raise ValueError(f"{key}: optimizer {name!r} has none, got {value!r}; {', '.join(others)} take it")
+            raise ValueError(f"{key}: optimizer {name!r} takes none, got {value!r}; only {', '.join(others)} do")
         if key != "weight_decay" and not (0 <= value < 1 if key != "eps" else value > 0):
             raise ValueError(f"{key} must be {'positive' if key == 'eps' else 'at least 0 and below 1'}, got {value!r}")
     optimizer = make(rate, **hyperparameters)

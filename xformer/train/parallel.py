@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from xformer.train.settings import AXES, TrainConfig
+from xformer.train.step import path_name
 
 # (pattern of a parameter's path, axis of each of its last dimensions); the first match decides. Optimizer moments have
 # the paths of their parameters and follow them. An axis that doesn't divide its dimension is left out.
@@ -68,9 +69,8 @@ class Layout:
         """The sharding of every array in a train state (arrays or shapes)."""
 
         def sharding(path: tuple, leaf: Any) -> NamedSharding:
-            names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
-            path_name = "/".join(name for name in names if name != "value")
-            return NamedSharding(self.mesh, P() if self.pmap else partition(path_name, leaf.shape, self.mesh.shape))
+            spec = P() if self.pmap else partition(path_name(path), leaf.shape, self.mesh.shape)
+            return NamedSharding(self.mesh, spec)
 
         return jax.tree_util.tree_map_with_path(sharding, state)
 

@@ -73,8 +73,7 @@ def train_step(
     `sums` by metric, `counts` of examples and tokens (int32) and `health`: scalars of this step.
 
     Args:
-      accumulate: micro-batches a batch is cut into: rows n, n + accumulate, ... make micro-batch n, so that each
-        device cuts its own rows.
+      accumulate: micro-batches a batch is cut into, by stride, so that each device cuts its own rows.
       axis_name: the axis of pmap to sum over; None under jit, where the batch is whole.
     """
 
@@ -89,11 +88,10 @@ def train_step(
         return rest, (grads, sums, count(task, batch))
 
     def whole_batch(params: Any, rest: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
+        parts = micro_batches(batch, key, accumulate)
+        first = jax.tree.map(lambda x: x[0], parts)
         if accumulate == 1:
-            return micro_batch(params, rest, batch, key)
-        cut = lambda x: jnp.moveaxis(x.reshape(-1, accumulate, *x.shape[1:]), 1, 0)
-        micro_batches = (jax.tree.map(cut, dict(batch)), jax.random.split(key, accumulate))
-        first = jax.tree.map(lambda x: x[0], micro_batches)
+            return micro_batch(params, rest, *first)
         zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(micro_batch, params, rest, *first)[1])
 
         def add(carry: tuple[Any, Any], part: tuple[Batch, jax.Array]) -> tuple[tuple[Any, Any], None]:
@@ -101,10 +99,10 @@ def train_step(
             rest, one = micro_batch(params, rest, *part)
             return (rest, jax.tree.map(jnp.add, total, one)), None
 
-        return jax.lax.scan(add, (rest, zeros), micro_batches)[0]
+        return jax.lax.scan(add, (rest, zeros), parts)[0]
 
     def step(state: TrainState, batch: Batch, seed: jax.Array) -> tuple[TrainState, dict[str, Any]]:
-        key = jax.random.fold_in(_keys(seed)[1], state.step)
+        key = dropout_key(seed, state.step)
         if axis_name is not None:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         rest, totals = whole_batch(state.params, state.rest, batch, key)
@@ -126,6 +124,17 @@ def train_step(
         return TrainState(state.step + 1, params, rest, opt_state), report
 
     return step
+
+
+def dropout_key(seed: Any, step: Any) -> jax.Array:
+    """The dropout key of a step (from 0)."""
+    return jax.random.fold_in(_keys(seed)[1], step)
+
+
+def micro_batches(batch: Batch, key: jax.Array, number: int) -> tuple[dict[str, jax.Array], jax.Array]:
+    """A batch as arrays [number, rows / number, ...], and a key for each: micro-batch n has rows n, n + number, ..."""
+    cut = lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0)
+    return jax.tree.map(cut, dict(batch)), jax.random.split(key, number)
 
 
 def eval_step(
@@ -164,3 +173,9 @@ def _is_float(x: jax.Array) -> bool:
 def num_params(params: Any) -> int:
     """How many trainable numbers a model has."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A tree path as `blocks/0/attention/query/kernel`; Flax's `value` at the end is left out."""
+    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+    return "/".join(name for name in names if name != "value")

@@ -15,9 +15,11 @@ import jax
 import optax
 from flax import nnx
 
+from xformer.train import parallel
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import Checkpoints, choose
 from xformer.train.engine import Data, Engine
+from xformer.train.errors import Diverged
 from xformer.train.feed import Feed
 from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
@@ -73,6 +75,7 @@ class Trainer:
           ValueError: the mesh or the batch doesn't fit the devices.
         """
         main, workdir = jax.process_index() == 0, Path(self.workdir)
+        parallel.make_layout(self.train)
         with contextlib.ExitStack() as stack:
             if main:
                 stack.enter_context(folders.lock(workdir))
@@ -90,7 +93,10 @@ class Trainer:
             feed = stack.enter_context(Feed(engine.train_batches(self.data, self.seed), data_state))
             progress.say(self._start_line(engine, position))
             loop = Loop(engine, self.data, self.train, checkpoints, writer, progress, interruption, feed, position)
-            loop.run(state)
+            try:
+                loop.run(state)
+            except Diverged as error:
+                raise self._explained(error, engine, checkpoints, interruption) from None
             result = self._result(engine, checkpoints, position, loop.check)
             if main:
                 folders.write_json(workdir / "result.json", result)
@@ -107,6 +113,20 @@ class Trainer:
         step = choose(checkpoints, which)
         engine = self._engine()
         return engine.evaluate(restore_variables(engine, checkpoints, step), self.data, split)
+
+    def _explained(
+        self, error: Diverged, engine: Engine, checkpoints: Checkpoints, interruption: Interruption
+    ) -> Diverged:
+        """The error with the place where it started: goes back to the last checkpoint and repeats the steps since."""
+        if not error.in_training or jax.process_count() > 1:
+            return error
+        state, position, data_state = resume(engine, checkpoints)
+        with Feed(engine.train_batches(self.data, self.seed), data_state) as feed:
+            for _ in range(position.step + 1, error.step):
+                if interruption.requested:
+                    return error
+                state, _ = engine.step(state, next(feed))
+            return Diverged(f"{error}; {engine.locate(state, next(feed))}", error.step)
 
     def _engine(self) -> Engine:
         return Engine(self.model_fn, self.task, self.optimizer, self.schedule, self.train, self.seed)

@@ -42,13 +42,14 @@ def lock(workdir: Path) -> Iterator[None]:
 
 
 def claim(workdir: Path, config: Mapping[str, Any]) -> None:
-    """Writes `config.json`, or checks the one that is there; allowed changes are logged and written.
+    """Writes `config.json`, or checks the one that a run has used; allowed changes are logged and written.
 
     Raises:
       WorkdirMismatch: the folder holds a run of another config; the message shows the difference.
     """
     path, given = workdir / "config.json", json.loads(json.dumps(config))
-    if path.exists():
+    used = any((workdir / "checkpoints").glob("*")) or read_bytes(workdir / "metrics.jsonl")
+    if path.exists() and used:
         there = read_json(path)
         changes = _difference(there, given)
         refused = {key: change for key, change in changes.items() if not _allowed(key, change, given)}
@@ -81,6 +82,11 @@ def _difference(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]
         inner = f"{path}.{key}" if path else key
         found |= _difference(old.get(key, "nothing"), new.get(key, "nothing"), inner)
     return found
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; nothing where there is none."""
+    return path.read_bytes() if path.exists() else b""
 
 
 def read_json(path: Path) -> Any:
