@@ -17,6 +17,14 @@ from xformer.train import CheckpointError, Diverged, Interrupted, WorkdirBusy, W
 FINISHED, FAILED, WRONG_ARGUMENTS, RESUMABLE = 0, 1, 2, 75
 
 
+class CommandFailed(RuntimeError):
+    """A command did not do all it was asked for; the message says what is left."""
+
+
+# OSError: a full or read-only disk.
+FORESEEN = (DataMissing, Diverged, CheckpointError, WorkdirBusy, OSError, CommandFailed)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose every complaint is a ConfigError and that collects `--config.a.b=value` overrides."""
 
@@ -71,7 +79,7 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     except BrokenPipeError:  # `| head` closed the pipe; nothing is left to say, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (DataMissing, Diverged, CheckpointError, WorkdirBusy, OSError) as error:  # OSError: a full or read-only disk
+    except FORESEEN as error:
         return _say(error, FAILED)
     return FINISHED
 

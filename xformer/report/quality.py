@@ -156,12 +156,13 @@ def _quality_axis(ax: Axes, comparison: Comparison, values: Sequence[Estimate], 
 def _chance_line(ax: Axes, comparison: Comparison, theme: style.Theme) -> None:
     shares = [majority(run) for run in comparison.all_runs() if run.result is not None]
     share = next((share for share in shares if math.isfinite(share)), math.nan)
-    low, high = ax.get_ylim()
     if comparison.metric != "accuracy" or not math.isfinite(share):
         return
-    if share < low and low - share < 0.6 * (high - low):
-        ax.set_ylim(bottom=share - 0.05 * (high - share))
-    if ax.get_ylim()[0] <= share <= high:
+    low, high = ax.get_ylim()
+    if low - 0.6 * (high - low) < share < low + 0.05 * (high - low):  # near enough to be worth the room
+        low = share - 0.05 * (high - share)
+        ax.set_ylim(low, high)
+    if low <= share <= high:
         ax.axhline(share, color=theme.muted, lw=1, ls=":")
         ax.annotate(
             "commonest class", xy=(0, share), xycoords=("axes fraction", "data"), xytext=(4, 3),

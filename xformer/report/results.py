@@ -47,7 +47,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """All runs of a comparison, by variant in the order of the config.
+    """All runs of a comparison by variant, the reference first.
 
     Attributes:
       metric: what quality means here: a key of METRICS.
@@ -90,13 +90,14 @@ def load(workdir: Path) -> Comparison:
     config = read_json(workdir / "config.json")
     if config is None or "variants" not in config or "seeds" not in config:
         raise ValueError(f"{workdir} holds no comparison: its config.json is missing, damaged or another program's")
-    runs = {
-        variant: [_read_run(workdir, variant, seed) for seed in config["seeds"]] for variant in config["variants"]
-    }  # fmt: skip
     base = config.get("base", {})
     settings = {variant: _attention(base, changes) for variant, changes in config["variants"].items()}
     full = [variant for variant, op in settings.items() if op.get("name") == "full"]
     plain = [variant for variant in full if _position(settings[variant]) == "none"]
+    reference = (plain or full or list(settings))[0]
+    # The reference first, the others as configured: JSON written from a ConfigDict has them by name.
+    variants = sorted(settings, key=lambda variant: variant != reference)
+    runs = {variant: [_read_run(workdir, variant, seed) for seed in config["seeds"]] for variant in variants}
     tests = [run.result.get("test") for runs_ in runs.values() for run in runs_ if run.result is not None]
     metric = next((name for name in METRICS if tests and all(name in (test or {}) for test in tests)), "accuracy")
     return Comparison(
@@ -104,7 +105,7 @@ def load(workdir: Path) -> Comparison:
         runs=runs,
         seeds=list(config["seeds"]),
         metric=metric,
-        reference=(plain or full or list(runs))[0],
+        reference=reference,
     )
 
 

@@ -41,7 +41,7 @@ class Row:
 
 
 def rows(comparison: Comparison) -> list[Row]:
-    """One row a variant, in the order of the config; variants without a finished run have NaNs."""
+    """One row a variant, the reference first; variants without a finished run have NaNs."""
     return [_row(comparison, variant) for variant in comparison.variants]
 
 
@@ -104,7 +104,9 @@ def warnings(comparison: Comparison) -> list[str]:
     for key, values in (("device", devices(comparison)), ("software versions", versions(comparison))):
         if len(values) > 1:
             found.append(f"the runs were made with different {key}, so times and memory do not compare")
-    uncounted = sorted({name for run in comparison.all_runs() for name in (run.result or {}).get("uncounted", ())})
+    uncounted = sorted(
+        {name for run in comparison.all_runs() for name in (run.result or {}).get("flops_uncounted", ())}
+    )
     if uncounted:
         found.append(f"FLOPs leave out what cannot be counted: {', '.join(uncounted)}")
     return found

@@ -1,0 +1,245 @@
+"""Train every variant of a comparison with every seed, and write the report.
+
+  python -m experiments.compare --config=configs/compare_listops.py --workdir=runs/b [--config.base.train.num_steps=200]
+
+A comparison config has `name`, `base` (an experiment), `variants` (name -> what it changes of the base, as a rule only
+`attention`), `seeds` and `report`. The same command again skips the runs that are finished and resumes the others; it
+ends with the table, and `report.html`, `report.md` and `results.jsonl` lie in the workdir.
+Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 some run failed,
+all others are done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments import cli, measure, pictures
+from xformer import attention, report
+from xformer import config as configs
+from xformer import experiment as experiments
+from xformer.report import results, summary
+from xformer.report.words import listed
+from xformer.train import Interrupted, WorkdirMismatch
+from xformer.train import workdir as folders
+from xformer.train.progress import clock
+from xformer.train.step import num_params
+
+PATTERN_LENGTH = 1024  # tokens on a side of the patterns that are drawn, at most
+GO_ON = "the same command goes on from there"
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One run that a comparison asks for."""
+
+    variant: str
+    seed: int
+    config: ConfigDict
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.variant}, seed {self.seed}"
+
+    @property
+    def result(self) -> dict | None:
+        return results.read_json(self.folder / "result.json")
+
+
+def command(argv: Sequence[str]) -> None:
+    """Runs the command line; see the module docstring."""
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--config", required=True, help="path.py[:argument]; --config.key=value overrides a key")
+    parser.add_argument("--workdir", required=True, help="folder of the comparison, made if it is not there")
+    parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
+    parser.add_argument("--report_only", action="store_true", help="train nothing, report on the runs that are there")
+    args, overrides = parser.parse(argv)
+    workdir = Path(args.workdir)
+    config = configs.load_comparison(args.config, overrides)
+    runs = plan(config, workdir)
+    with folders.lock(workdir):
+        claim(workdir, config)
+        failed: list[Planned] = []
+        stopped: list[Planned] = []
+        if not args.report_only:
+            warn_of_sizes(runs)
+            failed, stopped = train(runs, args.data_dir)
+        written = write_report(workdir, config, runs)
+    print(written.table)
+    for warning in written.warnings:
+        print(f"! {warning}")
+    print(f"report: {written.html}", flush=True)
+    if failed:
+        raise cli.CommandFailed(f"{len(failed)} of {len(runs)} runs failed: {listed([str(run) for run in failed])}; "
+                                "the same command tries them again")  # fmt: skip
+    if stopped:
+        raise Interrupted(f"{len(stopped)} of {len(runs)} runs stopped at stop_at_step, saved; {GO_ON}", 0)
+
+
+def plan(config: ConfigDict, workdir: Path) -> list[Planned]:
+    """Every run, the seeds one after the other, so that a comparison cut short has all variants."""
+    runs = [
+        Planned(variant, seed, run, results.run_folder(workdir, variant, seed))
+        for variant, seed, run in configs.comparison_runs(config)
+    ]
+    order = {seed: index for index, seed in enumerate(config.seeds)}
+    return sorted(runs, key=lambda run: order[run.seed])
+
+
+def claim(workdir: Path, config: ConfigDict) -> None:
+    """Writes `config.json`, or checks the one that is there: what was computed must not change, the report may.
+
+    Raises:
+      WorkdirMismatch: the workdir holds another comparison; the message shows the difference.
+    """
+    path = workdir / "config.json"
+    given = json.loads(json.dumps(experiments.as_json(config)))
+    if path.exists():
+        there, now = (dict(summary.flatten(values)) for values in (results.read_json(path) or {}, given))
+        missing = "nothing"
+        changes = [
+            f"{key}: {there.get(key, missing)} there, {now.get(key, missing)} now"
+            for key in dict.fromkeys([*there, *now])
+            if there.get(key, missing) != now.get(key, missing) and not _may_change(key)
+        ]
+        if changes:
+            raise WorkdirMismatch(f"{workdir} holds another comparison: {'; '.join(changes)}; choose another workdir")
+    folders.write_json(path, given)
+
+
+def _may_change(key: str) -> bool:
+    section, _, rest = key.partition(".")
+    return section == "report" or any(f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE)
+
+
+def warn_of_sizes(runs: Sequence[Planned]) -> None:
+    """Says before any training which variants have far more or fewer parameters than the first."""
+    sizes: dict[str, int] = {}
+    for run in runs:
+        if run.variant not in sizes:
+            experiment = experiments.build(run.config)
+            make = experiment.model_fn(**experiments.ASSUMED_SIZES, max_len=experiment.task.length)
+            sizes[run.variant] = num_params(nnx.state(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))), nnx.Param))
+    first = next(iter(sizes.values()))
+    for variant, size in sizes.items():
+        if abs(size / first - 1) > summary.MAX_PARAM_DIFFERENCE:
+            _say(f"warning: {variant} has {size:,} parameters, {next(iter(sizes))} {first:,}: "
+                 f"{size / first - 1:+.0%}")  # fmt: skip
+
+
+def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned], list[Planned]]:
+    """Trains what is not finished; the runs that failed and those that stopped at `stop_at_step`.
+
+    Raises:
+      Interrupted: a signal came; the message says what is done.
+    """
+    failed: list[Planned] = []
+    stopped: list[Planned] = []
+    seconds: dict[str, list[float]] = {}
+    todo = [run for run in runs if run.result is None]
+    if len(todo) < len(runs):
+        _say(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
+    for number, run in enumerate(todo):
+        left = time_left(runs, todo[number:], seconds)
+        _say(
+            f"run {len(runs) - len(todo) + number + 1} of {len(runs)}: {run}" + (f", about {left} left" if left else "")
+        )
+        began = time.perf_counter()
+        try:
+            train_one(run, data_dir)
+            seconds.setdefault(run.variant, []).append(time.perf_counter() - began)
+        except Interrupted as error:
+            stop = run.config.train.stop_at_step
+            if stop is None or error.step < stop:
+                raise _interrupted(runs, f"{run} is saved at step {error.step}") from error
+            stopped.append(run)
+        except KeyboardInterrupt as error:
+            raise _interrupted(runs, f"{run} was starting or ending") from error
+        except Exception as error:  # one run's failure must not cost the others
+            line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if not isinstance(error, (*cli.FORESEEN, ValueError)):
+                traceback.print_exc()
+            _say(f"failed: {run}: {line}")
+            run.folder.mkdir(parents=True, exist_ok=True)
+            folders.write_json(run.folder / "failure.json", {"error": line})
+            failed.append(run)
+    return failed, stopped
+
+
+def train_one(run: Planned, data_dir: str | None) -> None:
+    """Trains one run to its end; what it leaves in memory is freed."""
+    (run.folder / "failure.json").unlink(missing_ok=True)
+    try:
+        experiments.build(run.config).trainer(run.folder, data_dir, progress=_say).fit()
+    finally:
+        jax.clear_caches()
+        gc.collect()
+
+
+def _interrupted(runs: Sequence[Planned], where: str) -> Interrupted:
+    done = sum(run.result is not None for run in runs)
+    return Interrupted(f"{done} of {len(runs)} runs are finished, {where}; {GO_ON}", 0)
+
+
+def time_left(runs: Sequence[Planned], todo: Sequence[Planned], seconds: Mapping[str, Sequence[float]]) -> str:
+    """`h:mm:ss` that `todo` will take; nothing where there is nothing to judge by.
+
+    A variant takes what its runs took in this session (`seconds`, compilation included), else what its finished runs
+    spent on training, else the mean of the variants that are known.
+    """
+    known = {variant: list(times) for variant, times in seconds.items()}
+    for run in runs:
+        if run.variant not in seconds and (spent := results.number(run.result, "train_seconds")) > 0:
+            known.setdefault(run.variant, []).append(spent)
+    if not known:
+        return ""
+    means = {variant: statistics.fmean(times) for variant, times in known.items()}
+    return clock(sum(means.get(run.variant, statistics.fmean(means.values())) for run in todo))
+
+
+def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> report.Report:
+    """Measures the attention of each variant, unless that is done, and writes the report."""
+    ops = {run.variant: attention.build(experiments.as_json(run.config.attention)) for run in runs}
+    model, options = config.base.model, config.report
+    comparison = results.load(workdir)
+    plan = measure.Plan(
+        ops={variant: ops[variant] for variant in comparison.variants},
+        reference=comparison.reference,
+        num_heads=model.num_heads,
+        head_dim=model.width // model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        dtype=config.base.train.dtype,
+        lengths=tuple(options.cost_lengths),
+        measure_up_to=options.measure_up_to,
+        seconds=options.measure_seconds,
+    )
+    length = min(experiments.build(config.base).task.length, PATTERN_LENGTH)
+    try:
+        rows = measure.cached(workdir / "costs.json", plan, _say)
+        return report.write(
+            workdir,
+            cost_rows=rows,
+            cost_note=plan.note,
+            variant_patterns={name: pictures.pattern(op, length, model.num_heads) for name, op in plan.ops.items()},
+        )
+    except KeyboardInterrupt as error:
+        raise _interrupted(runs, "the report is not written") from error
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    cli.main(command)

@@ -1,0 +1,207 @@
+"""What the attention of each variant costs at each length: FLOPs counted for all, time and memory measured while short.
+
+Variants are measured side by side in one process, call by call in turn, so that whatever else the machine does meets
+all of them alike. Compilation is never timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xformer import cost
+from xformer.attention import Attention, Shape
+from xformer.report import CostRow
+from xformer.train import workdir as folders
+
+MIN_ROUNDS, MAX_ROUNDS = 3, 15
+REFUSED = (ValueError, NotImplementedError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to count and to measure: batch 1, `num_heads` heads of `head_dim`, lengths in tokens, time in seconds.
+
+    `reference` is the variant that the others are set against.
+    """
+
+    ops: Mapping[str, Attention]
+    reference: str
+    num_heads: int
+    head_dim: int
+    num_kv_heads: int | None
+    dtype: str
+    lengths: Sequence[int]
+    measure_up_to: int
+    seconds: float
+
+    def shape(self, length: int) -> Shape:
+        return Shape(1, length, length, self.num_heads, self.head_dim, self.num_kv_heads)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that the numbers depend on."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields |= {"ops": {name: repr(op) for name, op in self.ops.items()}, "lengths": list(self.lengths)}
+        return fields | {"device": device(), "jax": jax.__version__}
+
+    @property
+    def note(self) -> str:
+        """One sentence for readers of the numbers."""
+        return (
+            f"Batch 1, {self.num_heads} heads of {self.head_dim}, {self.dtype}, each variant built for the length; "
+            f"times are medians of at least {MIN_ROUNDS} calls on {device()}, compilation left out, "
+            f"up to {self.measure_up_to:,} tokens."
+        )
+
+
+def device() -> str:
+    """The one device that measurements run on."""
+    kind = jax.devices()[0].device_kind
+    return f"one {kind}" + (f" ({os.cpu_count()} cores)" if jax.default_backend() == "cpu" else "")
+
+
+def cached(path: Path, plan: Plan, say: Callable[[str], None]) -> list[CostRow]:
+    """The rows of the plan: from `path` if they were measured for this very plan, else measured and written there."""
+    key = json.loads(json.dumps(plan.key))
+    there = folders.read_json(path)
+    if there is not None and there.get("key") == key:
+        return [_row(row) for row in there["rows"]]
+    rows = measure(plan, say)
+    finite = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
+    plain = [{name: finite(value) for name, value in dataclasses.asdict(row).items()} for row in rows]
+    folders.write_json(path, {"key": key, "rows": plain})
+    return rows
+
+
+def _row(values: Mapping[str, Any]) -> CostRow:
+    known: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
+    return CostRow(**known)
+
+
+def measure(plan: Plan, say: Callable[[str], None]) -> list[CostRow]:
+    """Counts every length; measures from the shortest on until `measure_up_to` or the time is over."""
+    started = time.perf_counter()
+    rows: list[CostRow] = []
+    expected = dict.fromkeys(plan.ops, 0.0)  # seconds that each variant will take at the next length
+    for length in sorted(plan.lengths):
+        counted = {name: count(name, op, plan, length) for name, op in plan.ops.items()}
+        if length <= plan.measure_up_to:
+            left = plan.seconds - (time.perf_counter() - started)
+            fitting = _fitting(
+                {name: expected[name] for name, row in counted.items() if math.isfinite(row.flops)}, left
+            )
+            if fitting:
+                say(f"measuring attention at {length:,} tokens")
+                measured, expected = time_all([counted[name] for name in plan.ops if name in fitting], plan, length)
+                counted |= {row.variant: row for row in measured}
+            expected = {name: expected.get(name, math.inf) for name in plan.ops}
+            late = f"not measured: beyond the {plan.seconds:g} s for measuring"
+            for name in plan.ops.keys() - fitting:
+                counted[name] = dataclasses.replace(counted[name], note=counted[name].note or late)
+        rows += counted.values()
+    return rows
+
+
+def _fitting(expected: Mapping[str, float], seconds: float) -> set[str]:
+    """The first variants that fit into the time together: a slow one at the end must not keep the others out."""
+    ends = itertools.accumulate(expected.values())
+    return {name for name, end in zip(expected, ends, strict=True) if end <= seconds}
+
+
+def at_length(op: Attention, length: int) -> Attention:
+    """The op as it would be built for inputs of this length: whatever has a `max_len` gets it, if it can."""
+    changes: dict[str, Any] = {}
+    position: Any = getattr(op, "position", None)
+    if hasattr(position, "max_len"):
+        changes["position"] = dataclasses.replace(position, max_len=length)
+    if hasattr(op, "max_len"):
+        changes["max_len"] = length
+    try:
+        return dataclasses.replace(op, **changes)
+    except ValueError:  # a rank above the length: it stays as it is
+        return op
+
+
+def count(name: str, op: Attention, plan: Plan, length: int) -> CostRow:
+    """FLOPs at one length, forward and with backward; NaN with the reason where the variant can't do it."""
+    op = at_length(op, length)
+    try:
+        forward = op.cost(plan.shape(length))
+        both = cost.count(gradient(op), *jax.eval_shape(lambda: arguments(op, plan, length)))
+    except REFUSED as error:
+        return CostRow(name, length, math.nan, note=" ".join(str(error).split()))
+    note = f"FLOPs leave out {', '.join(both.uncounted)}" if both.uncounted else ""
+    return CostRow(name, length, forward.flops, both.flops, note=note)
+
+
+def arguments(op: Attention, plan: Plan, length: int) -> tuple[Any, Any]:
+    """(parameters; query, key and value): random, reproducible."""
+    shape = plan.shape(length)
+    keys = jax.random.split(jax.random.key(0), 4)
+    sizes = [(1, length, heads, plan.head_dim) for heads in (shape.num_heads, shape.kv_heads, shape.kv_heads)]
+    qkv = tuple(jax.random.normal(key, size, plan.dtype) for key, size in zip(keys[:3], sizes, strict=True))
+    return op.init(keys[3], shape), qkv
+
+
+def forward(op: Attention) -> Callable[[Any, Any], Any]:
+    return lambda params, qkv: op(*qkv, params=params)
+
+
+def gradient(op: Attention) -> Callable[[Any, Any], Any]:
+    """Output and gradients to everything, for a gradient of ones."""
+
+    def both(params: Any, qkv: Any) -> Any:
+        out, backward = jax.vjp(forward(op), params, qkv)
+        return out, backward(jnp.ones_like(out))
+
+    return both
+
+
+def time_all(rows: Sequence[CostRow], plan: Plan, length: int) -> tuple[list[CostRow], dict[str, float]]:
+    """The rows with median times and temporary memory, and the seconds that each variant needs at twice the length.
+
+    Calls take turns; more than the fewest rounds are taken while that costs little of the plan's time.
+    """
+    calls: dict[tuple[str, str], Callable[[], Any]] = {}
+    found: dict[str, dict[str, Any]] = {row.variant: {} for row in rows}
+    expected = dict.fromkeys(found, 0.0)
+    for name in found:
+        started = time.perf_counter()
+        op = at_length(plan.ops[name], length)
+        try:
+            args = jax.block_until_ready(arguments(op, plan, length))
+            for key, fn in (("time_ms", forward(op)), ("train_time_ms", gradient(op))):
+                compiled = jax.jit(fn).lower(*args).compile()
+                jax.block_until_ready(compiled(*args))
+                calls[name, key] = lambda compiled=compiled, args=args: compiled(*args)  # type: ignore[misc]
+            memory = compiled.memory_analysis()
+            found[name]["memory_bytes"] = math.nan if memory is None else memory.temp_size_in_bytes
+        except jax.errors.JaxRuntimeError as error:  # out of memory, most likely
+            found[name]["note"] = f"not measured: {str(error).splitlines()[0][:120]}"
+        expected[name] = time.perf_counter() - started  # compiling takes about as long again
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
+    started = time.perf_counter()
+    for turn in range(MAX_ROUNDS):
+        if turn >= MIN_ROUNDS and time.perf_counter() - started > 0.1 * plan.seconds:
+            break
+        for which, call in calls.items():
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            times[which].append(time.perf_counter() - began)
+    for (name, key), measured in times.items():
+        seconds = statistics.median(measured)
+        found[name][key] = seconds * 1e3
+        expected[name] += 4 * (MIN_ROUNDS + 1) * seconds  # at most; one call comes before the rounds
+    return [dataclasses.replace(row, **found[row.variant]) for row in rows], expected
