@@ -1,0 +1,281 @@
+"""The conformance suite's table and tools. A new variant is one row in CASES; test_attention_*.py run on every row."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+
+from xformer.attention import (
+    ALiBi,
+    Attention,
+    BigBird,
+    Full,
+    Linformer,
+    MusicRelative,
+    Rotary,
+    Shape,
+    Shaw,
+    T5Bias,
+    Window,
+)
+
+LENGTH, BATCH, HEADS, KV_HEADS, HEAD_DIM = 45, 2, 4, 2, 4
+NO_POSITION: Mapping[str, Any] = {"none": None}
+POSITION_TERMS: Mapping[str, Any] = NO_POSITION | {
+    "shaw": Shaw(max_distance=5, values=True),
+    "shaw-keys": Shaw(max_distance=60, values=False),
+    "music": MusicRelative(max_len=64),
+    "t5": T5Bias(num_buckets=8, max_distance=20),
+    "alibi": ALiBi(),
+    "rotary": Rotary(base=100.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One variant: how it is made, its float64 reference, and what it can't do by definition.
+
+    `reference(op, params, query, key, value, *, offset, mask, bias, segment_ids, scale)` returns the float64 output.
+    """
+
+    name: str
+    op: Attention
+    reference: Callable[..., np.ndarray]
+    positions: Mapping[str, Any] = dataclasses.field(default_factory=lambda: POSITION_TERMS)
+    causal: bool = True  # can be causal
+    pairs: bool = True  # relates token pairs: takes bias, segments and masks that differ by query
+    local: bool = True  # depends on positions even without a position term
+    appendable: bool = True  # appended padding changes nothing
+    implementations: tuple[str, ...] = ("reference", "xla")
+    max_len: int = 10**6
+
+
+def linformer(**fields):
+    name = "-".join(["linformer", *(str(value) for value in fields.values())])
+    return Case(name, Linformer(rank=6, max_len=48, **fields), references.linformer, NO_POSITION, causal=False,
+                pairs=False, local=False, max_len=48)  # fmt: skip
+
+
+CASES = (
+    Case("full", Full(), references.full, local=False),
+    Case("window", Window(left=4, right=2), references.window),
+    Case("bigbird", BigBird(block_size=8, num_random_blocks=1, num_window_blocks=3, num_global_blocks=2, seed=3),
+         references.by_pattern, appendable=False),
+    Case("bigbird-etc", BigBird(block_size=4, num_random_blocks=2, num_window_blocks=1, num_global_blocks=0,
+                                num_global_tokens=3, seed=1), references.by_pattern, NO_POSITION, appendable=False),
+    *(linformer(sharing=sharing, projection="learned") for sharing in ("none", "headwise", "key_value")),
+    *(linformer(sharing=sharing, projection="conv") for sharing in ("none", "headwise", "key_value")),
+    linformer(projection="mean"),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A case under one position term, causal or not, in one implementation."""
+
+    name: str
+    case: Case
+    op: Attention
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def local(self):
+        """Whether the output depends on positions at all."""
+        return self.case.local or self.op.causal or getattr(self.op, "position", None) is not None
+
+
+def rows(*, positions=False, causal=(False,), implementations=False, where=lambda case: True):
+    """The table as a pytest parametrisation named `row`; each flag multiplies the cases by what is legal for them."""
+    table = []
+    for case in filter(where, CASES):
+        for term, position in case.positions.items() if positions else [("none", None)]:
+            for flag in causal:
+                for implementation in case.implementations if implementations else (None,):
+                    if flag and not case.causal:
+                        continue
+                    fields = {"implementation": implementation, "causal": flag}
+                    fields |= {"position": position} if position is not None else {}
+                    labels = [case.name, term if positions else "", "causal" if flag else "", implementation or ""]
+                    name = "-".join(label for label in labels if label)
+                    table.append(Row(name, case, dataclasses.replace(case.op, **fields)))
+    return pytest.mark.parametrize("row", table, ids=str)
+
+
+def with_fields(row, **fields):
+    """The row with some of its op's fields replaced."""
+    return dataclasses.replace(row, op=dataclasses.replace(row.op, **fields))
+
+
+def reaching(row, length):
+    """The row with its position term made for `length` tokens, where the term has a maximum."""
+    position = getattr(row.op, "position", None)
+    if getattr(position, "max_len", length) >= length:
+        return row
+    return with_fields(row, position=dataclasses.replace(position, max_len=length))
+
+
+def inputs(*, q_len=LENGTH, kv_len=None, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, seed=0):
+    """Float32 query, key and value with entries of size 1."""
+    rng = np.random.default_rng(seed)
+    kv_len = q_len if kv_len is None else kv_len
+    shapes = {"query": (q_len, heads), "key": (kv_len, kv_heads), "value": (kv_len, kv_heads)}
+    return {name: rng.normal(size=(batch, *s, head_dim)).astype(np.float32) for name, s in shapes.items()}
+
+
+def padding(lengths, kv_len):
+    """Key-padding mask bool `[batch, 1, 1, kv_len]` that keeps the first `lengths` tokens."""
+    return (np.arange(kv_len) < np.asarray(lengths)[:, None])[:, None, None]
+
+
+def everything(row, *, seed=0, q_len=LENGTH, batch=BATCH):
+    """A call with every argument that the row takes: grouped heads, mask, bias, segments, scale; one hidden row."""
+    rng = np.random.default_rng(seed + 100)
+    call = inputs(seed=seed, q_len=q_len, batch=batch) | {"scale": 0.7}
+    if not row.case.pairs:
+        return call | {"mask": rng.random((batch, 1, 1, q_len)) < 0.7}
+    mask = rng.random((batch, HEADS, q_len, q_len)) < 0.8
+    mask[0, :, q_len // 2] = False
+    segments = np.sort(rng.integers(0, 2, (batch, q_len))).astype(np.int32)
+    bias = rng.normal(size=(batch, HEADS, q_len, q_len)).astype(np.float32)
+    return call | {"mask": mask, "bias": bias, "segment_ids": segments}
+
+
+def parameters(op, call, seed=0):
+    """Random parameters in the shapes of `op.init` (whose own values may be zero)."""
+    shaped = op.init(jax.random.key(0), shape_of(call))
+    rng = np.random.default_rng(seed + 7)
+    return jax.tree.map(lambda x: (rng.normal(size=x.shape) * 0.5).astype(np.float32), shaped)
+
+
+def shape_of(call):
+    """The `Shape` of a call."""
+    (batch, q_len, heads, dim), (_, kv_len, kv_heads, _) = call["query"].shape, call["key"].shape
+    return Shape(batch, q_len, kv_len, heads, dim, kv_heads)
+
+
+def attend(op, params, call, **options):
+    """The op itself, without a params argument where it has none."""
+    return op(**call, **({"params": params} if params else {}), **options)
+
+
+FLOATS = ("query", "key", "value", "bias")
+
+
+def forward(op, params, call, options=()):
+    """Compiled output; `options` are static (name, value) pairs, as Python scalars in the call are."""
+    return _forward(op, params, *_static(call, options))
+
+
+def forward_and_gradients(op, params, call, cotangent, options=()):
+    """Compiled output and the gradients of <cotangent, output> to params and every float array of the call."""
+    return _forward_and_gradients(op, params, *_static(call, options), cotangent)
+
+
+def _static(call, options):
+    scalars = {name: x for name, x in call.items() if isinstance(x, int | float)}
+    return {name: x for name, x in call.items() if name not in scalars}, (*options, *scalars.items())
+
+
+@functools.partial(jax.jit, static_argnames=("op", "options"))
+def _forward(op, params, call, options):
+    return attend(op, params, call, **dict(options))
+
+
+@functools.partial(jax.jit, static_argnames=("op", "options"))
+def _forward_and_gradients(op, params, call, options, cotangent):
+    floats = {name: call[name] for name in FLOATS if name in call}
+    rest = {name: call[name] for name in call if name not in FLOATS}
+    out, pull = jax.vjp(lambda params, floats: attend(op, params, floats | rest, **dict(options)), params, floats)
+    return out, *pull(cotangent.astype(out.dtype))
+
+
+def expected(row, params, call, offset=0):
+    """The reference's float64 output. An array offset is one an example."""
+    options = {name: call.get(name) for name in ("mask", "bias", "segment_ids", "scale")}
+    arrays = call["query"], call["key"], call["value"]
+    if np.ndim(offset) == 0:
+        return row.case.reference(row.op, params, *arrays, offset=int(offset), **options)
+    assert all(options[name] is None for name in ("mask", "bias", "segment_ids"))
+    each = [row.case.reference(row.op, params, *(x[i : i + 1] for x in arrays), offset=int(start), **options)
+            for i, start in enumerate(offset)]  # fmt: skip
+    return np.concatenate(each)
+
+
+def close(got, want, tolerance=2e-5, message=""):
+    """Elementwise, absolute for small entries and relative for large ones."""
+    got = np.asarray(got, np.float64)
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=message)
+
+
+def check_gradients(row, params, call, cotangent, gradients, tolerance=3e-5, directions=2):
+    """Every gradient against complex-step derivatives of the reference in random directions."""
+    params_gradient, floats_gradient = gradients
+    rng = np.random.default_rng(5)
+    leaves, tree = jax.tree.flatten(params)
+
+    def of_leaf(index, leaf):
+        return jax.tree.unflatten(tree, [*leaves[:index], leaf, *leaves[index + 1 :]])
+
+    points = [(name, call[name], gradient, lambda x, name=name: expected(row, params, call | {name: x}))
+              for name, gradient in floats_gradient.items()]  # fmt: skip
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    for index, gradient in enumerate(jax.tree.leaves(params_gradient)):
+        function = lambda x, index=index: expected(row, of_leaf(index, x), call)
+        points.append((paths[index], leaves[index], gradient, function))
+    for name, point, gradient, function in points:
+        gradient = np.asarray(gradient, np.float64)
+        assert gradient.shape == np.shape(point), name
+        assert np.isfinite(gradient).all(), name
+        for _ in range(directions):
+            direction = rng.normal(size=np.shape(point))
+            want = np.vdot(cotangent, references.derivative(function, point, direction))
+            got = np.vdot(gradient, direction)
+            size = np.linalg.norm(gradient) + 1e-2
+            assert abs(got - want) <= tolerance * size, f"gradient to {name}: expected {want}, got {got}"
+
+
+def random_cotangent(call, seed=3):
+    """Float32, shaped like the output."""
+    return np.random.default_rng(seed).normal(size=call["query"].shape).astype(np.float32)
+
+
+def drawn(examples):
+    """Hypothesis settings: the same few examples every time, whatever the machine's load."""
+    slow = hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large
+    return hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=slow)
+
+
+def refuses(error, *words):
+    """Context: raises `error` with a message of one line that has every word."""
+    return _Refusal(error, words)
+
+
+class _Refusal:
+    def __init__(self, error, words):
+        self.error, self.words = error, words
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, raised, _):
+        assert kind is not None, f"accepted; expected {self.error}"
+        if not issubclass(kind, self.error):
+            return False
+        text = str(raised)
+        assert text and "\n" not in text, f"not one line: {text!r}"
+        assert all(word in text for word in self.words), f"{self.words} not all in {text!r}"
+        return True
+
+
+def as_jax(call):
+    """The arrays of a call as JAX arrays, scalars left alone."""
+    return {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in call.items()}

@@ -1,0 +1,264 @@
+"""Naive float64 references, one a definition, written from the papers and used only by tests.
+
+Everything is dense numpy and einsum over arrays `[*batch, length, heads, head_dim]`. The functions are analytic in
+their float arguments and keep complex128, so a test differentiates them by a complex step: no second implementation.
+"""
+
+import math
+
+import numpy as np
+
+
+def wide(x):
+    """`x` in float64, or complex128 where it is complex already."""
+    x = np.asarray(x)
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
+def derivative(function, point, direction, step=1e-30):
+    """Derivative of an analytic function along `direction`, exact to rounding (Squire and Trapp 1998, complex step)."""
+    return np.imag(function(wide(point) + 1j * step * wide(direction))) / step
+
+
+def attend(
+    query,
+    key,
+    value,
+    *,
+    visible=True,
+    mask=None,
+    bias=None,
+    segment_ids=None,
+    scale=None,
+    relative_keys=None,
+    relative_values=None,
+    added=None,
+):
+    """softmax(scale * (q k + q a^K) + added + bias) (v + a^V) over the visible pairs; zero where nothing is visible.
+
+    Vaswani et al. 2017, eq. 1, with the relative vectors of Shaw et al. 2018, eq. 3-4. `visible` is broadcastable to
+    `[*batch, heads, q_len, kv_len]`, relative vectors are `[heads or 1, q_len, kv_len, head_dim]`, `added` is
+    `[heads or 1, q_len, kv_len]`. Query head h reads key and value head `h // (num_heads // num_kv_heads)`.
+    """
+    query, key, value = wide(query), wide(key), wide(value)
+    heads, head_dim = query.shape[-2:]
+    key, value = (np.repeat(x, heads // x.shape[-2], axis=-2) for x in (key, value))
+    scores = np.einsum("...qhd,...khd->...hqk", query, key)
+    if relative_keys is not None:
+        per_head = np.broadcast_to(relative_keys, (heads, *relative_keys.shape[1:]))
+        scores = scores + np.einsum("...qhd,hqkd->...hqk", query, per_head)
+    scores = scores * (1 / math.sqrt(head_dim) if scale is None else scale)
+    scores = scores + (0 if added is None else added) + (0 if bias is None else wide(bias))
+    seen = np.broadcast_to(visible, scores.shape)
+    if mask is not None:
+        seen = seen & np.broadcast_to(np.asarray(mask) > 0, scores.shape)
+    if segment_ids is not None:
+        q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        seen = seen & (np.asarray(q_ids)[..., None, :, None] == np.asarray(k_ids)[..., None, None, :])
+    top = np.max(np.where(seen, scores.real, -np.inf), axis=-1, keepdims=True)
+    weights = np.where(seen, np.exp(np.where(seen, scores, 0) - np.where(np.isfinite(top), top, 0)), 0)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = weights / np.where(total == 0, 1, total)
+    out = np.einsum("...hqk,...khd->...qhd", weights, value)
+    if relative_values is not None:
+        per_head = np.broadcast_to(relative_values, (heads, *relative_values.shape[1:]))
+        out = out + np.einsum("...hqk,hqkd->...qhd", weights, per_head)
+    return out
+
+
+# ---- patterns: bool [1, q_len, kv_len] from the positions of both sides
+
+
+def full_pattern(q_positions, k_positions, causal=False):
+    """All pairs, or those whose key is not in the future."""
+    distance = k_positions[None, :] - q_positions[:, None]
+    return ((distance <= 0) if causal else np.ones(distance.shape, bool))[None]
+
+
+def window_pattern(q_positions, k_positions, left, right, causal=False):
+    """`left` tokens before and `right` after, inclusive, and the token itself."""
+    distance = k_positions[None, :] - q_positions[:, None]
+    near = (distance >= -left) & (distance <= right)
+    return (near & (distance <= 0) if causal else near)[None]
+
+
+# ---- position terms
+
+
+def shaw_indices(q_positions, k_positions, max_distance):
+    """Row of w^K or w^V that holds a_ij: clip(j - i, k) + k (Shaw et al. 2018, section 3.2)."""
+    indices = np.zeros((len(q_positions), len(k_positions)), int)
+    for row, i in enumerate(q_positions):
+        for column, j in enumerate(k_positions):
+            indices[row, column] = max(-max_distance, min(max_distance, j - i)) + max_distance
+    return indices
+
+
+def t5_bucket(distance, num_buckets, max_distance, bidirectional):
+    """Bucket of `distance = key position - query position` in exact integer arithmetic (Raffel et al. 2020, 2.1).
+
+    Half of the buckets hold one distance each; the other half grow logarithmically up to `max_distance`, and the last
+    holds everything beyond. Bidirectional: keys after the query use the upper half of the table. Otherwise they
+    count as distance 0.
+    """
+    bucket = 0
+    if bidirectional:
+        num_buckets //= 2
+        bucket = num_buckets if distance > 0 else 0
+        far = abs(distance)
+    else:
+        far = max(-distance, 0)
+    exact = num_buckets // 2
+    if far < exact:
+        return bucket + far
+    steps = num_buckets - exact  # far / exact >= (max_distance / exact) ** (step / steps), without floats:
+    step = 0
+    while step < steps - 1 and far**steps * exact ** (step + 1) >= max_distance ** (step + 1) * exact**steps:
+        step += 1
+    return bucket + exact + step
+
+
+def alibi_slopes(num_heads):
+    """Slopes of Press et al. 2022: 2^(-8 i / n), and for other head counts every second one of the next power."""
+
+    def geometric(n):
+        return [2.0 ** (-8.0 * i / n) for i in range(1, n + 1)]
+
+    below = 1
+    while below * 2 <= num_heads:
+        below *= 2
+    return np.array(geometric(below) + geometric(2 * below)[0::2][: num_heads - below])
+
+
+def rotate(x, positions, base):
+    """Rotary embedding of `x [*batch, length, heads, head_dim]` (Su et al. 2021, eq. 34), pair by pair.
+
+    Pair m is dimensions (m, m + head_dim / 2), the halves convention; it turns by `position * base^(-2 m / head_dim)`.
+    """
+    x = wide(x)
+    out = np.array(x)
+    half = x.shape[-1] // 2
+    for m in range(half):
+        first, second = m, m + half
+        angle = (np.asarray(positions, np.float64) * float(base) ** (-2 * m / (2 * half)))[:, None]
+        out[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
+        out[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
+    return out
+
+
+def shaw(position, params, q_positions, k_positions, num_heads, causal):
+    """a^K and a^V by gathering rows of the tables (Shaw et al. 2018, eq. 3-5); heads share them."""
+    indices = shaw_indices(q_positions, k_positions, position.max_distance)
+    gathered = {"relative_keys": wide(params["key"])[indices][None]}
+    return gathered | ({"relative_values": wide(params["value"])[indices][None]} if position.values else {})
+
+
+def music_relative(position, params, q_positions, k_positions, num_heads, causal):
+    """S^rel by gathering the row of every distance in every head's table (Huang et al. 2018, eq. 3, without skewing)."""
+    rows = k_positions[None, :] - q_positions[:, None] + position.max_len - 1
+    return {"relative_keys": np.stack([wide(params["key"])[head][rows] for head in range(num_heads)])}
+
+
+def t5_bias(position, params, q_positions, k_positions, num_heads, causal):
+    """The scalar of each head and bucket, added to the scaled score."""
+    bucket = lambda distance: t5_bucket(int(distance), position.num_buckets, position.max_distance, not causal)
+    buckets = np.array([[bucket(j - i) for j in k_positions] for i in q_positions])
+    return {"added": wide(params["bias"])[:, buckets]}
+
+
+def alibi(position, params, q_positions, k_positions, num_heads, causal):
+    """-slope * |distance|, added to the scaled score."""
+    distance = np.abs(k_positions[None, :] - q_positions[:, None])
+    return {"added": -alibi_slopes(num_heads)[:, None, None] * distance}
+
+
+TERMS = {"Shaw": shaw, "MusicRelative": music_relative, "T5Bias": t5_bias, "ALiBi": alibi}
+
+
+# ---- variants
+
+
+def _paired(visible, op, params, query, key, value, offset, **options):
+    """Attention over the pairs of `visible`, with the op's position term; the first query stands at `offset`."""
+    q_positions, k_positions = offset + np.arange(query.shape[-3]), np.arange(key.shape[-3])
+    kind = type(op.position).__name__
+    if kind == "Rotary":
+        query, key = rotate(query, q_positions, op.position.base), rotate(key, k_positions, op.position.base)
+    elif op.position is not None:
+        own = params.get("position", {})
+        options |= TERMS[kind](op.position, own, q_positions, k_positions, query.shape[-2], op.causal)
+    return attend(query, key, value, visible=visible(q_positions, k_positions), **options)
+
+
+def full(op, params, query, key, value, *, offset=0, **options):
+    """Vaswani et al. 2017, section 3.2.1."""
+    visible = lambda q, k: full_pattern(q, k, op.causal)
+    return _paired(visible, op, params, query, key, value, offset, **options)
+
+
+def window(op, params, query, key, value, *, offset=0, **options):
+    """`left` and `right` tokens around each one."""
+    visible = lambda q, k: window_pattern(q, k, op.left, op.right, op.causal)
+    return _paired(visible, op, params, query, key, value, offset, **options)
+
+
+def by_pattern(op, params, query, key, value, *, offset=0, **options):
+    """Dense attention under the op's own pattern, which test_attention_patterns checks against its definition."""
+    length = key.shape[-3]
+    visible = lambda q, k: op.pattern(length, length, query.shape[-2])[:, q]
+    return _paired(visible, op, params, query, key, value, offset, **options)
+
+
+def bigbird_blocks(num_blocks, num_window_blocks, num_global_blocks, causal):
+    """Which blocks every row sees, and which ones it may draw; bool `[blocks, blocks]` each (Zaheer et al. 2020, 2).
+
+    The first ceil(g / 2) and last floor(g / 2) blocks are global rows and columns; the window is centred. Causal: all
+    of it cut at the diagonal, and the drawn ones come from the past.
+    """
+    always, candidates = (np.zeros((num_blocks, num_blocks), bool) for _ in range(2))
+    first, last = -(-num_global_blocks // 2), num_blocks - num_global_blocks // 2
+    for row in range(num_blocks):
+        for column in range(num_blocks):
+            near = abs(row - column) <= num_window_blocks // 2
+            everywhere = any(block < first or block >= last for block in (row, column))
+            past = column <= row or not causal
+            always[row, column] = (near or everywhere) and past
+            candidates[row, column] = not (near or everywhere) and past
+    return always, candidates
+
+
+def linformer(op, params, query, key, value, *, mask=None, scale=None, offset=0, **nothing):
+    """softmax(scale * q (E k)) (F v) with zeroed padding, slot by slot (Wang et al. 2020, eq. 7)."""
+    assert all(x is None for x in nothing.values())
+    query, key, value = wide(query), wide(key), wide(value)
+    heads, (*batch, length, kv_heads, _) = query.shape[-2], key.shape
+    real = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, (*batch, heads, 1, length))
+    real = np.swapaxes(real, -3, -1)[..., 0, :]  # [*batch, length, heads]
+    width = -(-op.max_len // op.rank)
+    attended = np.zeros((*batch, op.rank, heads), bool)
+    for slot in range(op.rank):
+        reach = slice(None) if op.projection == "learned" else slice(slot * width, (slot + 1) * width)
+        attended[..., slot, :] = real[..., reach, :].any(axis=-2)
+
+    def project(x, name):
+        x = np.where(real[..., None], np.repeat(x, heads // kv_heads, axis=-2), 0)
+        slots = np.zeros((*batch, op.rank, heads, x.shape[-1]), x.dtype if op.projection == "mean" else complex)
+        weights = None if op.projection == "mean" else wide(params.get(name, params.get("shared")))
+        for slot in range(op.rank):
+            places = range(slot * width, min((slot + 1) * width, length))
+            for head in range(heads):
+                own = 0 if op.sharing != "none" else head // (heads // kv_heads)
+                out = slots[..., slot, head, :]
+                if op.projection == "learned":
+                    out += np.einsum("l,...ld->...d", weights[own, slot, :length], x[..., head, :])
+                elif op.projection == "conv":
+                    for tap, place in enumerate(places):
+                        out += x[..., place, head, :] @ weights[own, tap]
+                elif len(places):
+                    window = slice(places.start, places.stop)
+                    tokens = np.maximum(real[..., window, head].sum(axis=-1), 1)
+                    out += x[..., window, head, :].sum(axis=-2) / tokens[..., None]
+        return slots if np.iscomplexobj(x) or np.iscomplexobj(weights) else slots.real
+
+    visible = np.swapaxes(attended, -1, -2)[..., None, :]
+    return attend(query, project(key, "key"), project(value, "value"), visible=visible, scale=scale)

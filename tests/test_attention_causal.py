@@ -1,0 +1,147 @@
+"""Causality by gradient, decoding step by step, and refusals where a position is unknown."""
+
+import dataclasses
+
+import conformance
+import jax
+import numpy as np
+import pytest
+from conformance import (
+    LENGTH,
+    as_jax,
+    close,
+    expected,
+    forward,
+    forward_and_gradients,
+    inputs,
+    parameters,
+    refuses,
+    rows,
+)
+
+DECODED = 21
+
+
+@rows(positions=True, causal=(True,), implementations=True)
+def test_no_gradient_from_the_future(row):
+    """The output at t has a gradient of exactly zero to keys and values after t, and to every other query."""
+    call = inputs()
+    params = parameters(row.op, call)
+    for t in (0, 8, 30):
+        cotangent = np.zeros(call["query"].shape, np.float32)
+        cotangent[:, t] = 1.0
+        _, _, gradients = forward_and_gradients(row.op, params, as_jax(call), cotangent)
+        for name in ("key", "value"):
+            assert not np.any(np.asarray(gradients[name])[:, t + 1 :]), f"{name} after {t}"
+            assert np.any(np.asarray(gradients["value"])[:, : t + 1])
+        assert not np.any(np.delete(np.asarray(gradients["query"]), t, axis=1))
+
+
+@rows(causal=(True,))
+def test_the_past_does_not_see_a_changed_future(row):
+    call = inputs()
+    changed = {name: np.array(x) for name, x in call.items()}
+    for x in changed.values():
+        x[:, 17:] += 10.0
+    for extra in ({}, {"mask": conformance.padding([LENGTH, 25], LENGTH)}):
+        before, after = (forward(row.op, {}, as_jax(c | extra)) for c in (call, changed))
+        np.testing.assert_array_equal(before[:, :17], after[:, :17])
+
+
+@rows(causal=(True,), where=lambda case: case.causal)
+def test_the_flag_equals_the_field(row):
+    call = inputs() | {"mask": conformance.padding([LENGTH, 25], LENGTH)}
+    by_flag = forward(dataclasses.replace(row.op, causal=False), {}, as_jax(call), (("is_causal", True),))
+    np.testing.assert_array_equal(by_flag, forward(row.op, {}, as_jax(call)))
+    np.testing.assert_array_equal(by_flag, forward(row.op, {}, as_jax(call), (("is_causal", True),)))
+
+
+@rows(causal=(False,), where=lambda case: case.causal)
+def test_a_causal_mask_only_cuts(row):
+    """Dense causal mask: the bidirectional pattern and nothing after the query."""
+    call = inputs() | {"mask": np.tril(np.ones((1, 1, LENGTH, LENGTH), np.float32))}
+    close(forward(row.op, {}, as_jax(call)), expected(row, {}, call))
+
+
+@rows(where=lambda case: not case.causal)
+def test_variants_that_mix_the_length_refuse_causal(row):
+    call = inputs()
+    params = parameters(row.op, call)
+    with refuses((NotImplementedError, ValueError), "causal"):
+        conformance.attend(row.op, params, as_jax(call), is_causal=True)
+    with refuses((NotImplementedError, ValueError), "causal"):
+        op = dataclasses.replace(row.op, causal=True)
+        conformance.attend(op, params, as_jax(call))
+
+
+@rows(positions=True, causal=(True,))
+def test_decoding_step_by_step_equals_the_full_call(row):
+    """One query at a time with a traced offset over a cache whose future still holds garbage; then five at a time."""
+    call = inputs(q_len=DECODED)
+    params = parameters(row.op, call)
+    full = np.asarray(forward(row.op, params, as_jax(call)))
+    for width in (1, 7):
+        for start in range(0, DECODED, width):
+            step = call | {"query": call["query"][:, start : start + width], "query_offset": np.int32(start)}
+            for name in ("key", "value"):
+                step[name] = np.where(np.arange(DECODED)[:, None, None] < start + width, call[name], 99.0)
+            close(forward(row.op, params, as_jax(step)), full[:, start : start + width], message=f"step {start}")
+
+
+@rows(positions=True, causal=(False, True), where=lambda case: case.pairs)
+def test_offset_of_each_example_and_static_offset(row):
+    call = inputs(q_len=6, kv_len=LENGTH, seed=3)
+    params = parameters(row.op, call)
+    offsets = np.array([3, 31], np.int32)
+    close(forward(row.op, params, as_jax(call | {"query_offset": offsets})), expected(row, params, call, offsets))
+    static = forward(row.op, params, as_jax(call), (("query_offset", 31),))
+    close(static, expected(row, params, call, 31))
+
+
+@rows(where=lambda case: case.pairs)
+def test_offset_with_every_other_argument_and_gradients(row):
+    rng = np.random.default_rng(4)
+    call = inputs(q_len=6, kv_len=LENGTH, seed=3)
+    call |= {"mask": rng.random((2, 1, 6, LENGTH)) < 0.8, "bias": rng.normal(size=(1, 4, 6, LENGTH)).astype(np.float32)}
+    cotangent = conformance.random_cotangent(call)
+    out, *gradients = forward_and_gradients(row.op, {}, as_jax(call | {"query_offset": np.int32(20)}), cotangent)
+    close(out, expected(row, {}, call, 20))
+    _, floats = gradients
+    at_20 = conformance.Row(row.name, dataclasses.replace(row.case, reference=_shifted(row.case.reference, 20)), row.op)
+    conformance.check_gradients(at_20, {}, call, cotangent, ({}, floats))
+
+
+def _shifted(reference, offset):
+    return lambda *arguments, **options: reference(*arguments, **(options | {"offset": offset}))
+
+
+@rows(positions=True, causal=(False, True), where=lambda case: case.pairs)
+def test_unknown_position_is_refused(row):
+    """q_len != kv_len without an offset: ValueError where positions matter, and only there."""
+    call = as_jax(inputs(q_len=5, kv_len=9))
+    params = parameters(row.op, call)
+    if not row.local:
+        assert conformance.attend(row.op, params, call).shape == call["query"].shape
+        return
+    with refuses(ValueError, "query_offset"):
+        conformance.attend(row.op, params, call)
+    with refuses(ValueError):
+        row.op.pattern(5, 9, 4)
+
+
+def test_causal_flag_on_a_call_counts_too():
+    """Full attends over any lengths, but causal needs the query's position, by flag as well as by field."""
+    op = conformance.CASES[0].op
+    with refuses(ValueError, "query_offset"):
+        op(**as_jax(inputs(q_len=5, kv_len=9)), is_causal=True)
+
+
+@pytest.mark.parametrize("case", [case for case in conformance.CASES if case.causal], ids=lambda case: case.name)
+def test_causal_without_and_with_masks_combine(case):
+    """Causal alone, with padding, with segments, with both."""
+    row = conformance.with_fields(conformance.Row(case.name, case, case.op), causal=True)
+    ids = (np.arange(LENGTH) >= 19).astype(np.int32)[None].repeat(2, axis=0)
+    masks = {"mask": conformance.padding([LENGTH, 30], LENGTH)}
+    for extra in ({}, masks, {"segment_ids": ids}, masks | {"segment_ids": ids}):
+        call = inputs() | extra
+        close(jax.jit(lambda call: row.op(**call))(as_jax(call)), expected(row, {}, call))

@@ -1,0 +1,131 @@
+"""Position terms against golden values and their papers' formulas, alone."""
+
+import conformance
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+from conformance import as_jax, close, expected, forward, inputs, parameters
+
+from xformer.attention import ALiBi, Full, MusicRelative, Rotary, Shaw, T5Bias, Window
+
+FULL = conformance.CASES[0]
+
+
+def row_of(position, causal=False, **fields):
+    return conformance.Row("full", FULL, Full(position=position, causal=causal, **fields))
+
+
+# T5's own setting, 32 buckets up to 128. Bidirectional: 8 exact distances a side, then from these distances on one
+# bucket more. One direction: 16 exact distances, then these.
+BOTH_SIDES = {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
+PAST_ONLY = {16: 16, 19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 35: 22, 40: 23,
+             46: 24, 52: 25, 59: 26, 67: 27, 77: 28, 87: 29, 99: 30, 113: 31}  # fmt: skip
+
+
+def golden(distance, bidirectional):
+    steps = BOTH_SIDES if bidirectional else PAST_ONLY
+    far = abs(distance) if bidirectional else max(-distance, 0)
+    bucket = max((step for start, step in steps.items() if far >= start), default=far)
+    return bucket + (16 if bidirectional and distance > 0 else 0)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_reference_has_the_golden_buckets(bidirectional):
+    for distance in range(-200, 201):
+        want = golden(distance, bidirectional)
+        assert references.t5_bucket(distance, 32, 128, bidirectional) == want, distance
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("query", [0, 200])
+def test_t5_buckets_of_the_op(causal, query):
+    """Fault 11: distances -200..200. With bucket numbers as the table, softmax weights tell each key's bucket."""
+    op = Full(position=T5Bias(num_buckets=32, max_distance=128), causal=causal, implementation="reference")
+    keys = 201
+    call = {"query": jnp.zeros((1, 1, 1, keys)), "key": jnp.zeros((1, keys, 1, keys))}
+    call |= {"value": jnp.eye(keys)[None, :, None], "query_offset": query}
+    shaped = op.init(conformance.jax.random.key(0), conformance.Shape(1, keys, keys, 1, keys))
+    table = jnp.arange(32.0) / 8
+    params = conformance.jax.tree.map(lambda x: table.reshape(x.shape), shaped)
+    weights = np.asarray(conformance.attend(op, params, call))[0, 0, 0]
+    seen = np.arange(keys) <= query if causal else np.ones(keys, bool)
+    buckets = 8 * (np.log(weights[seen]) - np.log(weights[query]))
+    want = [golden(key - query, not causal) for key in np.arange(keys)[seen]]
+    close(buckets + golden(0, not causal), want, 1e-3)
+
+
+def test_alibi_slopes():
+    """The paper's 8 heads: 1/2, 1/4, ... 1/256; 12 heads: those and every second one of 16 heads."""
+    close(references.alibi_slopes(8), [2.0**-i for i in range(1, 9)], 1e-12)
+    twelve = [2.0**-i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    close(references.alibi_slopes(12), twelve, 1e-12)
+    close(references.alibi_slopes(1), [2.0**-8], 1e-12)
+    close(references.alibi_slopes(3), [2.0**-4, 2.0**-8, 2.0**-2], 1e-12)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12])
+@pytest.mark.parametrize("causal", [False, True])
+def test_alibi_at_any_number_of_heads(heads, causal):
+    row = row_of(ALiBi(), causal)
+    call = inputs(q_len=33, heads=heads, kv_heads=1)
+    close(forward(row.op, {}, as_jax(call)), expected(row, {}, call))
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("length", [15, 16, 17, 40])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("position", [MusicRelative(max_len=16), Shaw(max_distance=16, values=True)], ids=str)
+def test_relative_terms_below_at_and_above_their_maximum(position, causal, length, implementation):
+    """Fault 13: the skewed term equals the naive gather; an unclipped one refuses what it has no embedding for."""
+    row = row_of(position, causal, implementation=implementation)
+    call = inputs(q_len=length, seed=length)
+    params = parameters(row.op, call)
+    if length > getattr(position, "max_len", length):
+        with conformance.refuses(ValueError, "max_len", "16", str(length)):
+            conformance.attend(row.op, params, as_jax(call))
+        return
+    close(forward(row.op, params, as_jax(call)), expected(row, params, call))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rotary_angles_are_float32(dtype):
+    """Fault 12: bfloat16 has no odd integer above 256, so angles in it would give neighbours the same position."""
+    row = row_of(Rotary())
+    call = inputs(q_len=16, kv_len=700, batch=1, heads=1, kv_heads=1, head_dim=8)
+    call["query"] *= 3
+    narrow = {name: jnp.asarray(x, dtype) for name, x in call.items()}
+    rounded = {name: np.asarray(x, np.float32) for name, x in narrow.items()}
+    out = forward(row.op, {}, narrow | {"query_offset": jnp.int32(683)})
+    close(out, expected(row, {}, rounded, 683), {"bfloat16": 3e-2, "float16": 5e-3}[dtype])
+
+
+def test_rotary_depends_on_distance_only():
+    """Moving every position by 5000 leaves the scores: float32 angles are still exact enough there."""
+    op = Window(left=3, right=3, position=Rotary())
+    x = inputs(q_len=1, kv_len=1, batch=1, heads=1, kv_heads=1, head_dim=16)
+    keys = np.random.default_rng(0).normal(size=(1, 9, 1, 16)).astype(np.float32)
+    outs = []
+    for start in (0, 5000):
+        query = references.rotate(x["query"], [start + 4], 10000.0)
+        key = references.rotate(keys, start + np.arange(9), 10000.0)
+        outs.append(np.einsum("bqhd,bkhd->bk", query, key))
+    close(outs[0], outs[1], 1e-9)
+    assert op.position.base == 10000.0
+
+
+def test_rotary_needs_an_even_head_dim():
+    with conformance.refuses(ValueError, "head_dim"):
+        Full(position=Rotary())(**as_jax(inputs(head_dim=5)))
+
+
+def test_a_position_term_changes_the_output():
+    """No term is silently ignored, in any variant."""
+    for case in conformance.CASES:
+        call = inputs()
+        plain = np.asarray(forward(case.op, {}, as_jax(call))) if case.pairs else None
+        for name, position in case.positions.items():
+            if position is not None:
+                op = conformance.dataclasses.replace(case.op, position=position)
+                out = forward(op, parameters(op, call), as_jax(call))
+                assert np.abs(np.asarray(out) - plain).max() > 1e-2, (case.name, name)
