@@ -52,10 +52,12 @@ def experiment(
     optimizer: Mapping[str, Any],
     train: Mapping[str, Any],
 ) -> ConfigDict:
-    """An experiment with seed 0, AdamW and a cosine schedule; keys that are given win over these."""
+    """An experiment with seed 0, AdamW, a cosine schedule and all devices; keys that are given win over these."""
     optimizer = {"name": "adamw", "schedule": "cosine", "weight_decay": 0.01, "clip_norm": 1.0, **optimizer}
+    train = {"parallel": "jit", "mesh": {"data": -1}, "dtype": "float32", "stop_at_step": None, **train}
     sections = {"attention": attention, "model": model, "task": task, "optimizer": optimizer, "train": train}
-    return ConfigDict({"name": name, "seed": 0, **{key: dict(value) for key, value in sections.items()}})
+    whole = {"name": name, "seed": 0, **{key: dict(value) for key, value in sections.items()}}
+    return ConfigDict(whole, sort_keys=False)
 
 
 def comparison(
@@ -68,5 +70,5 @@ def comparison(
 ) -> ConfigDict:
     """Runs that differ in nothing but attention (and seed): same depth, width, data order and steps."""
     variants = {variant: {"attention": dict(section)} for variant, section in attentions.items()}
-    whole = {"name": name, "base": base.to_dict(), "variants": variants, "seeds": tuple(seeds)}
-    return ConfigDict(whole | {"report": dict(report or {})})
+    whole = {"name": name, "base": base, "variants": ConfigDict(variants, sort_keys=False), "seeds": tuple(seeds)}
+    return ConfigDict(whole | {"report": dict(report or {})}, sort_keys=False)

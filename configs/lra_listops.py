@@ -24,7 +24,7 @@ WARMUP_STEPS = 1000
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN, block_size=64, rank=256)
+    return common.attention(variant, max_len=MAX_LEN + 1, block_size=64, rank=256)  # the CLS vector stands in front
 
 
 def get_config(arg: str = "full") -> ConfigDict:

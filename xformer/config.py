@@ -153,8 +153,12 @@ class ReportOptions:
 
 
 def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """The checked comparison config of a file: `name`, `base`, `variants`, `seeds` and `report`, defaults filled in."""
-    return check_comparison(override(read(spec), overrides))
+    """The checked comparison config of a file: `name`, `base`, `variants`, `seeds` and `report`, defaults filled in.
+
+    Overrides of an experiment's sections are overrides of `base`: `train.num_steps=10` is `base.train.num_steps=10`.
+    """
+    to_base = lambda item: f"base.{item}" if re.split("[.=]", item)[0] in experiment.SECTIONS else item
+    return check_comparison(override(read(spec), [to_base(item) for item in overrides]))
 
 
 def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
@@ -184,7 +188,7 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
         changes = schema.as_mapping(f"variants.{variant}", changes)
         run = _variant(checked["name"], checked["base"], variant, changes, checked["seeds"][0])
         checked["variants"][variant] = {key: run[key] for key in changes}
-    return ConfigDict(checked)
+    return experiment.as_config(_plain(checked))
 
 
 def comparison_runs(config: ConfigDict) -> list[tuple[str, int, ConfigDict]]:
@@ -193,7 +197,7 @@ def comparison_runs(config: ConfigDict) -> list[tuple[str, int, ConfigDict]]:
     for variant, changes in config.variants.items():
         run = _variant(config.name, config.base, variant, _plain(changes), config.seeds[0])
         for seed in config.seeds:
-            runs.append((variant, seed, ConfigDict(_plain(run) | {"name": f"{config.name}-{variant}", "seed": seed})))
+            runs.append((variant, seed, experiment.as_config(_plain(run) | {"seed": seed})))
     return runs
 
 

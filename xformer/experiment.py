@@ -94,6 +94,12 @@ class Experiment:
         )
 
 
+def as_config(values: Mapping[str, Any]) -> ConfigDict:
+    """Nested dicts as a ConfigDict that keeps their order (which is that of a comparison's variants)."""
+    inner = {key: as_config(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    return ConfigDict(inner, sort_keys=False)
+
+
 def as_json(config: Mapping | ConfigDict) -> dict[str, Any]:
     """The config as `config.json` holds it: plain dicts, lists for tuples. Building from it again changes nothing."""
 
@@ -120,7 +126,7 @@ def build(config: Mapping | ConfigDict) -> Experiment:
         train=_construct("train", checked, lambda: TrainConfig(**checked["train"])),
         **_optimizer(checked),
         model_args=checked["model"],
-        config=ConfigDict(checked),
+        config=as_config(checked),
     )
     _check_together(experiment)
     return experiment
@@ -128,7 +134,9 @@ def build(config: Mapping | ConfigDict) -> Experiment:
 
 def resolve(config: Mapping | ConfigDict) -> dict[str, Any]:
     """Checks the name, type and choices of every key, section by section, and fills in the defaults."""
-    given = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
+    given = config.to_dict() if isinstance(config, ConfigDict) else schema.as_mapping("config", config)
+    if "variants" in given:
+        raise ConfigError("--config: this is a comparison; run it with python -m experiments.compare")
     sections = {name: Parameter(Any) for name in SECTIONS}
     takes = {"name": Parameter(str), "seed": Parameter(int, 0), **sections}
     checked = schema.check_keys("", given, takes, "an experiment")
@@ -167,11 +175,15 @@ def _construct(section: str, config: Mapping[str, Any], make: Callable[[], T]) -
 
 def _blame(path: str, section: Mapping[str, Any], message: str) -> str:
     """The dotted key of the first word of a message that is a key here or in an inner section; else `path` itself."""
-    for inner, value in section.items():
-        if isinstance(value, Mapping) and (found := _blame(f"{path}.{inner}", value, message)) != f"{path}.{inner}":
-            return found
-    words = (DERIVED.get(word, word) for word in re.findall(r"\w+", message) if word != "name")
-    return next((f"{path}.{word}" for word in words if word in section), path)
+    inner = {key: value for key, value in section.items() if isinstance(value, Mapping)}
+    for word in re.findall(r"\w+", message):
+        word = DERIVED.get(word, word)
+        if word in section and word != "name":
+            return f"{path}.{word}"
+        for key, keys in inner.items():
+            if word in keys and word != "name":
+                return f"{path}.{key}.{word}"
+    return path
 
 
 def check_devices(experiment: Experiment) -> None:

@@ -28,6 +28,9 @@ class Text:
 
     value: str
 
+    def __repr__(self) -> str:
+        return repr(self.literal())
+
     def literal(self) -> Any:
         """The Python (or JSON) literal that the text spells, else the text itself."""
         if self.value in _JSON_WORDS:
@@ -66,8 +69,6 @@ def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str
 
 def show(value: Any) -> str:
     """A short one-line spelling of a value for messages."""
-    if isinstance(value, Text):
-        value = value.literal()
     short = reprlib.Repr()
     short.maxstring = short.maxother = 80
     return " ".join(short.repr(value).split())
