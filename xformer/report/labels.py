@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 Label = tuple[float, float, str, str]
@@ -28,8 +29,13 @@ def label_ends(ax: Axes, ends: Sequence[Label], size: float = 8.5) -> None:
         ax.annotate(
             text, xy=(x, y), xytext=(1.035, place), xycoords="axes fraction", textcoords="axes fraction",
             color=colour, fontsize=size, va="center", ha="left", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.7, "shrinkA": 1, "shrinkB": 3},
+            arrowprops=leader(colour),
         )  # fmt: skip
+
+
+def leader(colour: str) -> dict[str, Any]:
+    """The thin line from a label to its point."""
+    return {"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.7, "shrinkA": 1, "shrinkB": 3}
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
@@ -68,12 +74,14 @@ def label_points(
                 text, xy=(x, y), xytext=(dx, dy), textcoords="offset points", color=colour, fontsize=size,
                 ha="left" if dx > 0 else "right" if dx < 0 else "center",
                 va="bottom" if dy > 0 else "top" if dy < 0 else "center", path_effects=halo,
+                arrowprops=leader(colour) if np.hypot(dx, dy) > 14 else None,
             )  # fmt: skip
-            box = label.get_window_extent(renderer)
+            label.update_positions(renderer)
+            box = Text.get_window_extent(label, renderer)  # without the leader
             inside = (drawn > (box.x0, box.y0)) & (drawn < (box.x1, box.y1))
             outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
             faults = 50 * sum(map(box.overlaps, taken)) + 50 * outside + int(inside.all(axis=1).sum())
-            faults += max(0.0, np.hypot(dx, dy) - 9)  # rather across a line than far from its point
+            faults += max(0.0, 0.4 * np.hypot(dx, dy) - 4)  # rather across a line than far from its point
             if best is not None and faults >= best[0]:
                 label.remove()
                 continue

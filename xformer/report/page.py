@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,7 @@ def _render(template: str, context: Mapping[str, Any]) -> str:
         trim_blocks=False,
     )
     environment.filters["md"] = tables.escape_markdown
+    environment.filters["nb"] = lambda cell: re.sub(r" (?![(\[])", "\u00a0", cell)  # a number stays with its unit
     return environment.get_template(template).render(**context)
 
 

@@ -45,20 +45,24 @@ def picture(patterns: Mapping[str, Pattern], theme: style.Theme) -> bytes | None
     if not patterns:
         return None
     palette = style.Palette(theme, list(patterns))
-    panels = [_panel(variant, pattern, palette) for variant, pattern in patterns.items()]
+    panels: list[_Panel | None] = [_panel(variant, pattern, palette) for variant, pattern in patterns.items()]
     for variant, pattern in patterns.items():
         if len(pattern.parts) > 1:
+            panels += [None] * (-len(panels) % COLUMNS)  # each on a row of its own: the parts, then their union
             colours = _part_colours(pattern, theme)
             panels += [
                 _Panel(f"{variant}: {part}", ((colours[part], mask[0]),), _share(mask))
                 for part, mask in pattern.parts.items()
             ]
+            panels.append(_panel(variant, pattern, palette))
     lines = math.ceil(len(panels) / COLUMNS)
     columns = min(COLUMNS, len(panels))
     with style.figure(theme, 2.4 * lines, 0.08, nrows=lines, ncols=columns, squeeze=False) as (fig, axes):
-        for ax in axes.flat[len(panels) :]:
-            ax.remove()
-        for index, (ax, panel) in enumerate(zip(axes.flat, panels, strict=False)):
+        for index, ax in enumerate(axes.flat):
+            panel = panels[index] if index < len(panels) else None
+            if panel is None:
+                ax.remove()
+                continue
             _draw(ax, panel, theme)
             ax.set_title(panel.title, pad=14 if index < columns else 6)  # room for "keys"
         axes[0, 0].set_ylabel("queries", fontsize=8)

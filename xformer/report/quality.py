@@ -60,17 +60,18 @@ def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
                 flops,
                 [mean - half for mean, half in zip(means, halves, strict=True)],
                 [mean + half for mean, half in zip(means, halves, strict=True)],
-                color=colour, alpha=0.15, lw=0,
+                color=colour, alpha=0.13, lw=0,
             )  # fmt: skip
         every = [value for points in drawn.values() for _, value in points]
         style.log_axis(ax, "x", words.tick_flops)
         ax.set_xlabel("training FLOPs so far")
         _quality_axis(ax, comparison, every, "validation")
-        _chance_line(ax, comparison, theme)
+        chance = _chance_line(ax, comparison, theme)
         fig.draw_without_rendering()
         ends = [(points[-1][0], points[-1][1].mean, name, palette.colour(name)) for name, points in drawn.items()]
         lines = [[(x, value.mean) for x, value in points] for points in drawn.values()]
-        labels.label_points(ax, ends, lines)
+        lines += [[(x, y), (0.8 * x, y)] for x, y, _, _ in chance]
+        labels.label_points(ax, [*ends, *chance], lines)
         return style.png(fig)
 
 
@@ -153,18 +154,17 @@ def _quality_axis(ax: Axes, comparison: Comparison, values: Sequence[Estimate], 
         style.percent_axis(ax)
 
 
-def _chance_line(ax: Axes, comparison: Comparison, theme: style.Theme) -> None:
+def _chance_line(ax: Axes, comparison: Comparison, theme: style.Theme) -> list[labels.Label]:
+    """Draws the accuracy of always answering the commonest class, if it is near; returns what to write at its end."""
     shares = [majority(run) for run in comparison.all_runs() if run.result is not None]
     share = next((share for share in shares if math.isfinite(share)), math.nan)
     if comparison.metric != "accuracy" or not math.isfinite(share):
-        return
+        return []
     low, high = ax.get_ylim()
     if low - 0.6 * (high - low) < share < low + 0.05 * (high - low):  # near enough to be worth the room
         low = share - 0.05 * (high - share)
         ax.set_ylim(low, high)
-    if low <= share <= high:
-        ax.axhline(share, color=theme.muted, lw=1, ls=":")
-        ax.annotate(
-            "commonest class", xy=(0, share), xycoords=("axes fraction", "data"), xytext=(4, 3),
-            textcoords="offset points", color=theme.muted, fontsize=8,
-        )  # fmt: skip
+    if not low <= share <= high:
+        return []
+    ax.axhline(share, color=theme.muted, lw=1, ls=":")
+    return [(ax.get_xlim()[1], share, "commonest class", theme.muted)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ matplotlib.use("Agg")  # before pyplot: a report is made on machines without a s
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from xformer.report import words
 
@@ -92,17 +93,27 @@ def png(fig: Figure) -> bytes:
 
 
 def log_axis(ax: Axes, which: Literal["x", "y"], spell: Callable[[float], str], base: int = 10) -> None:
-    """A logarithmic axis whose ticks are round numbers, spelt out, and few enough to read."""
+    """A logarithmic axis with a few round ticks, spelt out. Call when the limits are final but for rounding."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     if which == "x":
         ax.set_xscale("log", base=base)
     else:
         ax.set_yscale("log", base=base)
     low, high = axis.get_view_interval()
-    subs = (1.0, 2.0, 5.0) if base == 10 and high / low < 100 else (1.0,)
-    axis.set_major_locator(LogLocator(base, subs=subs))
+    axis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: spell(value)))
+
+
+def round_ticks(low: float, high: float, base: int) -> list[float]:
+    """At most six round numbers between `low` and `high`: powers of the base where that is enough of them."""
+    first, last = math.floor(math.log(low, base)), math.ceil(math.log(high, base))
+    for subs in ((1,), (1, 2, 5) if base == 10 else (1, 2)):
+        ticks = [float(sub * base**power) for power in range(first, last + 1) for sub in subs]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) >= 3:
+            return ticks[:: math.ceil(len(ticks) / 6)]
+    return [tick for tick in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high]
 
 
 def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
