@@ -78,7 +78,7 @@ def normalize(
     mask: Array | None,
     segment_ids: Any,
     query_offset: Any,
-    scale: float | None,
+    scale: float | Array | None,
     dropout_rng: Array | None,
     dropout_rate: float,
     broadcast_dropout: bool,
@@ -102,6 +102,8 @@ def normalize(
         mask = _with_all_axes(mask if mask.dtype == bool else mask > 0, pair_shape, "mask")
     if bias is not None:
         bias = _with_all_axes(jnp.asarray(bias), pair_shape, "bias")
+    if scale is not None and not isinstance(scale, int | float | np.number):
+        query, scale = query * jnp.asarray(scale, query.dtype), 1.0  # an array, known only at run time
     flat = lambda x: x.reshape(math.prod(batch_shape), *x.shape[len(batch_shape) :])
     q_segments, kv_segments = _segments(segment_ids, batch_shape, q_len, kv_len)
     if deterministic:

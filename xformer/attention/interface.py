@@ -106,7 +106,7 @@ class Attention:
         is_causal: bool = False,
         segment_ids: Array | tuple[Array, Array] | None = None,
         query_offset: int | Array | None = None,
-        scale: float | None = None,
+        scale: float | Array | None = None,
         dropout_rng: Array | None = None,
         dropout_rate: float = 0.0,
         broadcast_dropout: bool = True,
@@ -128,7 +128,7 @@ class Attention:
           segment_ids: int `[*batch, length]`, or a pair for queries and keys; different segments do not attend.
           query_offset: position of the first query, an int or an int array `[]` or `[*batch]`; positions of an array
             must stay below kv_len.
-          scale: multiplies the scores; 1 / sqrt(head_dim) by default.
+          scale: multiplies the scores, a number or an array `[]`; 1 / sqrt(head_dim) by default.
           dropout_rng, dropout_rate, broadcast_dropout, deterministic: dropout on the weights, as in Flax;
             `broadcast_dropout` shares a mask between batch entries and heads.
           dtype: inputs are cast to it and the output has it; query's dtype by default.

