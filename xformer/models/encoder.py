@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer.attention import Attention
-from xformer.nn import EncoderBlock, LearnedPositions, TokenEmbedding, masked_mean, sinusoidal_positions
+from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean
+from xformer.nn.check import check_heads, check_rates, check_sizes
 from xformer.nn.params import own_max_len
 
 Array = jax.Array
@@ -24,7 +25,6 @@ class EncoderClassifier(nnx.Module):
 
     `pooling="mean"` averages the real tokens. `pooling="cls"` classifies from a trained vector put in front: token t
     then stands at position t + 1, for position embeddings and for attention, which sees length + 1 positions.
-    (BigBird's first block is global, so there the CLS vector sees all tokens and all see it.)
 
     Args:
       vocab_size: token ids are in [0, vocab_size).
@@ -40,8 +40,7 @@ class EncoderClassifier(nnx.Module):
       rngs: stream `params` draws the parameters. No random state stays in the model.
 
     Raises:
-      ValueError: an unknown choice, a size or rate out of range, heads that don't divide the width, or an op made for
-        fewer positions.
+      ValueError: an unknown choice, a size or rate out of range, or an op made for fewer positions.
     """
 
     def __init__(
@@ -66,30 +65,19 @@ class EncoderClassifier(nnx.Module):
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "max_len": max_len, "num_layers": num_layers}
-        sizes |= {"width": width, "num_heads": num_heads, "mlp_dim": mlp_dim}
-        sizes |= {} if num_kv_heads is None else {"num_kv_heads": num_kv_heads}
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        for name, rate in {"dropout_rate": dropout_rate, "attention_dropout_rate": attention_dropout_rate}.items():
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {rate}")
+        check_sizes(vocab_size=vocab_size, num_classes=num_classes, max_len=max_len, num_layers=num_layers)
+        check_heads(width, num_heads, num_kv_heads)
+        check_rates(dropout_rate=dropout_rate, attention_dropout_rate=attention_dropout_rate)
         if pooling not in ("mean", "cls"):
             raise ValueError(f"pooling must be 'mean' or 'cls', got {pooling!r}")
-        if position_embedding not in ("sinusoidal", "learned", "none"):
-            raise ValueError(
-                f"position_embedding must be 'sinusoidal', 'learned' or 'none', got {position_embedding!r}"
-            )
         num_positions = max_len + (pooling == "cls")
         if (op_max_len := own_max_len(attention)) is not None and op_max_len < num_positions:
             raise ValueError(f"attention's max_len must be at least {num_positions}, the model's, got {op_max_len}")
 
-        self.embed = TokenEmbedding(vocab_size, width, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
-        if pooling == "cls":
-            self.cls = nnx.Param(nnx.initializers.normal(1.0)(rngs.params(), (width,), param_dtype))
-        if position_embedding == "learned":
-            self.learned_positions = LearnedPositions(num_positions, width, param_dtype=param_dtype, rngs=rngs)
+        dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
+        self.embed = TokenEmbedding(vocab_size, width, **dtypes, rngs=rngs)
+        self.cls = nnx.Param(jax.random.normal(rngs.params(), (width,), param_dtype)) if pooling == "cls" else None
+        self.positions = make_positions(position_embedding, num_positions, width, **dtypes, rngs=rngs)
         self.dropout = nnx.Dropout(dropout_rate)
         self.blocks = nnx.List(
             EncoderBlock(
@@ -101,22 +89,19 @@ class EncoderClassifier(nnx.Module):
                 norm=norm,
                 dropout_rate=dropout_rate,
                 attention_dropout_rate=attention_dropout_rate,
-                dtype=dtype,
-                param_dtype=param_dtype,
+                **dtypes,
                 rngs=rngs,
             )
             for i in range(num_layers)
         )
         if share_attention_params:
-            for block in self.blocks:
-                block.attention.attention_fn.params = self.blocks[0].attention.attention_fn.params
-        if norm == "pre":  # post-norm blocks end on a norm of their own
-            self.final_norm = nnx.LayerNorm(width, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+            attention_fns: list[Any] = [block.attention.attention_fn for block in self.blocks]
+            for attention_fn in attention_fns[1:]:
+                attention_fn.params = attention_fns[0].params
+        # Post-norm blocks end on a norm of their own.
+        self.final_norm = nnx.LayerNorm(width, **dtypes, rngs=rngs) if norm == "pre" else None
         self.classify = nnx.Linear(width, num_classes, dtype=jnp.float32, param_dtype=param_dtype, rngs=rngs)
         self.max_len = max_len
-        self.pooling = pooling
-        self.norm = norm
-        self.position_embedding = position_embedding
         self.has_dropout = dropout_rate > 0 or attention_dropout_rate > 0
 
     def __call__(
@@ -140,23 +125,18 @@ class EncoderClassifier(nnx.Module):
         """
         if inputs.ndim != 2 or inputs.shape[1] > self.max_len:
             raise ValueError(f"inputs must be [batch, length] with length up to {self.max_len}, got {inputs.shape}")
-        if mask is not None and mask.shape != inputs.shape:
-            raise ValueError(f"mask must have the shape of inputs, {inputs.shape}, got {mask.shape}")
         if self.has_dropout and not deterministic and rngs is None:
             raise ValueError("deterministic=False needs rngs with a stream 'dropout', got rngs=None")
         x_BxTxW = self.embed(inputs)
-        if self.pooling == "cls":
+        if self.cls is not None:
             x_BxTxW = jnp.pad(x_BxTxW, ((0, 0), (1, 0), (0, 0))).at[:, 0].set(self.cls[...].astype(x_BxTxW.dtype))
             mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), constant_values=1)
-        _, length, width = x_BxTxW.shape
-        if self.position_embedding == "sinusoidal":
-            x_BxTxW += jnp.asarray(sinusoidal_positions(length, width), x_BxTxW.dtype)
-        elif self.position_embedding == "learned":
-            x_BxTxW += self.learned_positions(length).astype(x_BxTxW.dtype)
+        if self.positions is not None:
+            x_BxTxW += self.positions(x_BxTxW.shape[1])
         x_BxTxW = self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
         for block in self.blocks:
             x_BxTxW = block(x_BxTxW, mask, deterministic=deterministic, rngs=rngs)
-        if self.norm == "pre":
+        if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
         x_BxTxW = x_BxTxW.astype(jnp.float32)
-        return self.classify(x_BxTxW[:, 0] if self.pooling == "cls" else masked_mean(x_BxTxW, mask))
+        return self.classify(masked_mean(x_BxTxW, mask) if self.cls is None else x_BxTxW[:, 0])

@@ -2,7 +2,7 @@
 
 from xformer.nn.attention_fn import AttentionFn
 from xformer.nn.block import EncoderBlock
-from xformer.nn.embedding import LearnedPositions, TokenEmbedding, sinusoidal_positions
+from xformer.nn.embedding import LearnedPositions, SinusoidalPositions, TokenEmbedding, make_positions
 from xformer.nn.feed_forward import FeedForward
 from xformer.nn.multi_head import MultiHeadAttention
 from xformer.nn.pooling import masked_mean
@@ -13,7 +13,8 @@ __all__ = [
     "FeedForward",
     "LearnedPositions",
     "MultiHeadAttention",
+    "SinusoidalPositions",
     "TokenEmbedding",
+    "make_positions",
     "masked_mean",
-    "sinusoidal_positions",
 ]

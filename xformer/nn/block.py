@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class EncoderBlock(nnx.Module):
     ):
         if norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}")
-        kwargs = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        kwargs: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.attention = MultiHeadAttention(
             num_heads,
             width,

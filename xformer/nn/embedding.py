@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.typing import Dtype
+
+from xformer.nn.check import check_sizes
 
 Array = jax.Array
 
@@ -27,6 +31,7 @@ class TokenEmbedding(nnx.Module):
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        check_sizes(vocab_size=vocab_size, width=width)
         init = nnx.initializers.normal(stddev=width**-0.5)
         self.table = nnx.Param(init(rngs.params(), (vocab_size, width), param_dtype))
         self.dtype = dtype
@@ -38,25 +43,60 @@ class TokenEmbedding(nnx.Module):
 
 
 class LearnedPositions(nnx.Module):
-    """One trained vector a position, `max_len` of them (BERT: Devlin et al. 2019, section 3)."""
+    """One trained vector for each of `max_len` positions (BERT: Devlin et al. 2019, section 3)."""
 
-    def __init__(self, max_len: int, width: int, *, param_dtype: Dtype = jnp.float32, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        max_len: int,
+        width: int,
+        *,
+        dtype: Dtype = jnp.float32,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
         init = nnx.initializers.normal(stddev=0.02)
         self.table = nnx.Param(init(rngs.params(), (max_len, width), param_dtype))
+        self.dtype = dtype
 
     def __call__(self, length: int) -> Array:
         """Vectors of positions 0 to `length` - 1, `[length, width]`. ValueError above `max_len`."""
         max_len = self.table.shape[0]
         if length > max_len:
             raise ValueError(f"length must be at most max_len {max_len}, got {length}")
-        return self.table[:length]
+        return self.table[:length].astype(self.dtype)
 
 
-def sinusoidal_positions(length: int, width: int) -> np.ndarray:
-    """Fixed position vectors, float32 `[length, width]` (Vaswani et al. 2017, section 3.5).
+class SinusoidalPositions(nnx.Module):
+    """Fixed vectors for any position (Vaswani et al. 2017, section 3.5)."""
 
-    Columns 2i and 2i + 1 are sin and cos of position / 10000^(2i / width); an odd width ends on a sine.
-    """
-    column_W = np.arange(width)
-    angle_TxW = np.arange(length)[:, None] / 10000.0 ** (2 * (column_W // 2) / width)
-    return np.where(column_W % 2 == 0, np.sin(angle_TxW), np.cos(angle_TxW)).astype(np.float32)
+    def __init__(self, width: int, *, dtype: Dtype = jnp.float32):
+        self.width = width
+        self.dtype = dtype
+
+    def __call__(self, length: int) -> Array:
+        """Vectors of positions 0 to `length` - 1, `[length, width]`, made in float64 and rounded to `dtype`.
+
+        Columns 2i and 2i + 1 are sin and cos of position / 10000^(2i / width); an odd width ends on a sine.
+        """
+        column_W = np.arange(self.width)
+        angle_TxW = np.arange(length)[:, None] / 10000.0 ** (2 * (column_W // 2) / self.width)
+        return jnp.asarray(np.where(column_W % 2 == 0, np.sin(angle_TxW), np.cos(angle_TxW)), self.dtype)
+
+
+def make_positions(
+    kind: Literal["sinusoidal", "learned", "none"],
+    max_len: int,
+    width: int,
+    *,
+    dtype: Dtype = jnp.float32,
+    param_dtype: Dtype = jnp.float32,
+    rngs: nnx.Rngs,
+) -> SinusoidalPositions | LearnedPositions | None:
+    """The position embedding of that name; None for "none". ValueError for another name."""
+    if kind == "sinusoidal":
+        return SinusoidalPositions(width, dtype=dtype)
+    if kind == "learned":
+        return LearnedPositions(max_len, width, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+    if kind != "none":
+        raise ValueError(f"position_embedding must be 'sinusoidal', 'learned' or 'none', got {kind!r}")
+    return None

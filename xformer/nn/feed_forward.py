@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Dtype
+
+from xformer.nn.check import check_rates, check_sizes
 
 Array = jax.Array
 
@@ -35,8 +38,14 @@ class FeedForward(nnx.Module):
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        kernel_init = nnx.initializers.xavier_uniform()
-        kwargs = {"kernel_init": kernel_init, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        check_sizes(width=width, mlp_dim=mlp_dim)
+        check_rates(dropout_rate=dropout_rate)
+        kwargs: dict[str, Any] = {
+            "kernel_init": nnx.initializers.xavier_uniform(),
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "rngs": rngs,
+        }
         self.expand = nnx.Linear(width, mlp_dim, **kwargs)
         self.contract = nnx.Linear(mlp_dim, width, **kwargs)
         self.dropout = nnx.Dropout(dropout_rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention
 from xformer.nn.attention_fn import AttentionFn
+from xformer.nn.check import check_heads, check_rates
 
 Array = jax.Array
 
@@ -43,18 +45,21 @@ class MultiHeadAttention(nnx.Module):
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        if width % num_heads:
-            raise ValueError(f"num_heads must divide width, got num_heads={num_heads} and width={width}")
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_kv_heads must divide num_heads, got {num_kv_heads} and {num_heads}")
+        check_heads(width, num_heads, num_kv_heads)
+        check_rates(dropout_rate=dropout_rate)
+        num_kv_heads = num_kv_heads or num_heads
         head_dim = width // num_heads
         if isinstance(attention_fn, Attention):
             attention_fn = AttentionFn(
                 attention_fn, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, rngs=rngs
             )
-        kwargs = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        kwargs["kernel_init"] = nnx.initializers.xavier_uniform()
+        kwargs: dict[str, Any] = {
+            "use_bias": use_bias,
+            "kernel_init": nnx.initializers.xavier_uniform(),
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "rngs": rngs,
+        }
         self.query = nnx.LinearGeneral(width, (num_heads, head_dim), **kwargs)
         self.key = nnx.LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
         self.value = nnx.LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
@@ -81,17 +86,19 @@ class MultiHeadAttention(nnx.Module):
         Returns:
           `[batch, length, width]` in `dtype`.
         """
-        drop = self.dropout_rate > 0 and not deterministic
-        if drop and rngs is None:
-            raise ValueError(f"dropout_rate {self.dropout_rate} with deterministic=False needs rngs, got None")
+        dropout_rng = None
+        if self.dropout_rate > 0 and not deterministic:
+            if rngs is None:
+                raise ValueError(f"dropout_rate {self.dropout_rate} with deterministic=False needs rngs, got None")
+            dropout_rng = rngs.dropout()
         out_BxTxHxD = self.attention_fn(
             self.query(x),
             self.key(x),
             self.value(x),
             mask=None if mask is None else mask[:, None, None, :],
-            dropout_rng=rngs.dropout() if drop else None,
+            dropout_rng=dropout_rng,
             dropout_rate=self.dropout_rate,
             broadcast_dropout=False,
-            deterministic=not drop,
+            deterministic=dropout_rng is None,
         )
         return self.out(out_BxTxHxD)
