@@ -48,7 +48,8 @@ def claim(workdir: Path, config: Mapping[str, Any]) -> None:
       WorkdirMismatch: the folder holds a run of another config; the message shows the difference.
     """
     path, given = workdir / "config.json", json.loads(json.dumps(config))
-    used = any((workdir / "checkpoints").glob("*")) or read_bytes(workdir / "metrics.jsonl")
+    rows = workdir / "metrics.jsonl"
+    used = any((workdir / "checkpoints").glob("*")) or (rows.exists() and rows.stat().st_size > 0)
     if path.exists() and used:
         there = read_json(path)
         changes = _difference(there, given)
@@ -82,11 +83,6 @@ def _difference(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]
         inner = f"{path}.{key}" if path else key
         found |= _difference(old.get(key, "nothing"), new.get(key, "nothing"), inner)
     return found
-
-
-def read_bytes(path: Path) -> bytes:
-    """The content of a file; nothing where there is none."""
-    return path.read_bytes() if path.exists() else b""
 
 
 def read_json(path: Path) -> Any:

@@ -1,0 +1,230 @@
+"""A run from start to result: rows, counts, best and last, divergence."""
+
+import dataclasses
+import io
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from train_fake import SIZES, FakeData, FakeTask, TinyModel, compile_cache, make_trainer, rows  # noqa: F401
+
+from xformer.train import Diverged, Interrupted, WorkdirMismatch, restore_model
+from xformer.train.progress import Progress
+
+pytestmark = pytest.mark.usefixtures("compile_cache")
+KEYS = {
+    "name", "attention", "seed", "num_params", "flops_per_step", "train_flops", "step_time_ms", "peak_memory_bytes",
+    "eval", "test", "best_step", "versions", "device", "info", "batch_size", "tokens_per_step", "input_wait_share",
+}  # fmt: skip
+
+
+def tokens(split, data=None):
+    return int((data or FakeData()).arrays(split)[0].astype(bool).sum())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, compile_cache):  # noqa: F811
+    """(trainer, result) of an undisturbed run."""
+    trainer = make_trainer(tmp_path_factory.mktemp("finished"))
+    return trainer, trainer.fit()
+
+
+def test_result(finished):
+    trainer, result = finished
+    assert result.keys() >= KEYS
+    assert json.loads((trainer.workdir / "result.json").read_text()) == result
+    assert result["num_params"] == 266 and result["seed"] == 3 and result["info"] == trainer.data.info
+    assert result["train_flops"] == 10 * result["flops_per_step"] > 0 and result["flops_uncounted"] == []
+    assert result["step_time_ms"] > 0 and result["peak_memory_bytes"] > 266 * 3 * 4
+    assert 0 <= result["input_wait_share"] <= 1
+    assert result["tokens_per_step"] == tokens("train") / SIZES["train"] * 8  # ten steps of eight are two epochs
+    assert json.loads((trainer.workdir / "config.json").read_text())["train"]["num_steps"] == 10
+
+
+def test_flops_are_those_of_the_matrix_products(finished):
+    # Forward 2 per multiply-add; backward twice that. Tokens through two square layers, pooled rows through the last.
+    assert finished[1]["flops_per_step"] == 3 * 2 * (8 * 6 * (2 * 8 * 8) + 8 * 8 * 2)
+
+
+def test_rows(finished):
+    trainer, result = finished
+    train, validation = rows(trainer.workdir, "train"), rows(trainer.workdir, "validation")
+    assert [row["step"] for row in train] == [2, 4, 6, 8, 10]
+    assert [row["step"] for row in validation] == [4, 8, 10]
+    for row in train:
+        assert row["examples"] == 8 * row["step"] and row["train_flops"] == row["step"] * result["flops_per_step"]
+        assert min(row[name] for name in ("grad_norm", "update_norm", "param_norm", "loss")) > 0
+        assert row["learning_rate"] == pytest.approx(float(trainer.schedule(row["step"] - 1)), rel=1e-6)
+    assert train[-1]["tokens"] == 2 * tokens("train")
+    for row in validation:
+        assert (row["examples"], row["tokens"]) == (SIZES["validation"], tokens("validation"))
+    assert list(trainer.workdir.glob("events.out.tfevents.*"))
+
+
+def test_a_finished_run_is_not_run_again(finished):
+    trainer, result = finished
+    broken = dataclasses.replace(trainer, model_fn=None)
+    assert broken.fit() == result
+
+
+def test_best_and_last_are_kept_and_the_result_says_which(finished):
+    trainer, result = finished
+    validation = {row["step"]: row for row in rows(trainer.workdir, "validation")}
+    best = max(validation, key=lambda step: (validation[step]["accuracy"], -step))
+    kept = {path.name for path in (trainer.workdir / "checkpoints").iterdir()}
+    assert result["best_step"] == best and result["last_step"] == 10
+    assert kept == {"9", "10", str(best)}
+    assert result["eval"] == {k: validation[best][k] for k in ("loss", "accuracy", "examples", "tokens")}
+    assert trainer.evaluate("validation", "best") == result["eval"]
+    assert trainer.evaluate("test") == result["test"]
+    last = {k: validation[10][k] for k in ("loss", "accuracy", "examples", "tokens")}
+    assert trainer.evaluate("validation", "last") == last != result["eval"]
+
+
+def test_select_by_least_loss(tmp_path):
+    result = make_trainer(tmp_path, select_metric="loss", select_mode="min", eval_every=1).fit()
+    losses = [row["loss"] for row in rows(tmp_path, "validation")]
+    assert result["best_step"] == 1 + int(np.argmin(losses)) and result["eval"]["loss"] == min(losses)
+
+
+def test_restored_model_predicts_what_was_evaluated(finished):
+    trainer, result = finished
+    model = TinyModel(nnx.Rngs(99), 0.2, np.float32)
+    assert restore_model(trainer.workdir, model) == result["best_step"]
+    inputs, targets = trainer.data.arrays("test")
+    accuracy = np.mean(np.argmax(model(inputs, inputs > 0), axis=1) == targets)
+    assert accuracy == pytest.approx(result["test"]["accuracy"])
+    with pytest.raises(ValueError, match="which must be 'best' or 'last', got 'first'"):
+        restore_model(trainer.workdir, model, "first")
+
+
+@pytest.mark.parametrize(("batch", "devices"), [(4, 2), (3, 1), (16, 8), (10, 4)])
+def test_every_example_is_evaluated_once(finished, batch, devices):
+    trainer, result = finished
+    train = dataclasses.replace(trainer.train, eval_batch_size=batch, mesh={"data": devices})
+    metrics = dataclasses.replace(trainer, train=train).evaluate("validation")
+    assert (metrics["examples"], metrics["tokens"]) == (SIZES["validation"], tokens("validation"))
+    assert metrics["accuracy"] == result["eval"]["accuracy"]
+    assert metrics["loss"] == pytest.approx(result["eval"]["loss"], rel=1e-6)
+
+
+def test_an_empty_split_is_an_error(finished):
+    data = FakeData(sizes=SIZES | {"test": 0})
+    with pytest.raises(ValueError, match="the split 'test' has no examples"):
+        dataclasses.replace(finished[0], data=data).evaluate("test")
+
+
+def test_nan_stops_the_run_and_names_step_checkpoint_and_layer(tmp_path):
+    order = np.random.default_rng([3, 0]).permutation(SIZES["train"])  # as FakeBatches shuffles the first epoch
+    poisoned = PoisonedData(order[4 * 8 + 3])  # an example of step 5
+    with pytest.raises(Diverged) as caught:
+        make_trainer(tmp_path, data=poisoned, task=FakeTask(poison=10), log_every=1).fit()
+    message = str(caught.value)
+    assert caught.value.step == 5 and "loss is inf at step 5" in message and "\n" not in message
+    assert f"last good checkpoint: step 4 ({tmp_path / 'checkpoints' / '4'})" in message
+    assert message.endswith("first seen in the loss: the model's outputs are finite")
+    assert [row["step"] for row in rows(tmp_path, "train")] == [1, 2, 3, 4]
+    assert not (tmp_path / "checkpoints" / "5").exists() and not (tmp_path / "result.json").exists()
+
+
+class PoisonedData(FakeData):
+    """Token 10 is in one training example only."""
+
+    def __init__(self, example):
+        super().__init__()
+        object.__setattr__(self, "example", example)
+
+    def arrays(self, split):
+        inputs, targets = super().arrays(split)
+        inputs = np.where(inputs == 10, 8, inputs)
+        if split == "train":
+            inputs[self.example, 0] = 10
+        return inputs, targets
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_layer_where_a_nan_starts_is_named(tmp_path, accumulate):
+    class Exploding(TinyModel):
+        def __init__(self, rngs):
+            super().__init__(rngs, 0.0, np.float32)
+            self.layers[1].kernel[...] = self.layers[1].kernel[...] * 1e30
+            self.layers[0].kernel[...] = self.layers[0].kernel[...] * 1e30
+
+    trainer = make_trainer(tmp_path, accumulate=accumulate)
+    with pytest.raises(Diverged, match=r"at step 1; .*: none; first seen in the output of layers/1 \(Linear\)"):
+        dataclasses.replace(trainer, model_fn=Exploding).fit()
+    assert Exploding.__call__ is TinyModel.__call__ and nnx.Linear.__call__.__name__ == "__call__"
+
+
+def test_a_longer_run_with_a_constant_schedule_goes_on(tmp_path):
+    make_trainer(tmp_path / "a", schedule="constant", num_steps=6).fit()
+    longer = make_trainer(tmp_path / "a", schedule="constant", num_steps=10).fit()
+    once = make_trainer(tmp_path / "b", schedule="constant", num_steps=10).fit()
+    assert longer["test"] == once["test"] and longer["train_flops"] == once["train_flops"]
+    with pytest.raises(WorkdirMismatch, match=r"train\.num_steps: 10 there, 6 now"):
+        make_trainer(tmp_path / "a", schedule="constant", num_steps=6).fit()
+
+
+def test_accumulation_equals_one_batch(tmp_path):
+    settings = {"dropout_rate": 0.0, "log_every": 1}
+    make_trainer(tmp_path / "1", **settings).fit()
+    make_trainer(tmp_path / "4", accumulate=4, **settings).fit()
+    for one, four in zip(rows(tmp_path / "1"), rows(tmp_path / "4"), strict=True):
+        assert one.keys() == four.keys() and one["split"] == four["split"]
+        for name, value in one.items():
+            assert (
+                four[name] == value if isinstance(value, str | int) else math.isclose(four[name], value, rel_tol=2e-5)
+            )
+
+
+def test_bfloat16_compute_keeps_float32_parameters(tmp_path):
+    trainer = make_trainer(tmp_path, dtype=jax.numpy.bfloat16, num_steps=2)
+    result = trainer.fit()
+    params = jax.tree.leaves(trainer._engine().abstract.params)
+    assert math.isfinite(result["test"]["loss"]) and {leaf.dtype.name for leaf in params} == {"float32"}
+
+
+def test_a_misspelt_metric_is_named(tmp_path):
+    with pytest.raises(ValueError, match="select_metric must be one of accuracy, loss, got 'acuracy'"):
+        make_trainer(tmp_path, select_metric="acuracy").fit()
+
+
+def test_stop_at_step_is_an_interruption(tmp_path):
+    with pytest.raises(Interrupted, match="stop_at_step is 5: stopped after step 5 of 10, saved; the same") as caught:
+        make_trainer(tmp_path, stop_at_step=5).fit()
+    assert caught.value.step == 5
+    with pytest.raises(Interrupted, match="stopped after step 5 of 10"):
+        make_trainer(tmp_path, stop_at_step=5).fit()
+    assert [row["step"] for row in rows(tmp_path, "train")] == [2, 4]
+    assert make_trainer(tmp_path, stop_at_step=10).fit()["last_step"] == 10
+
+
+def test_another_batch_shape_is_reported(tmp_path, caplog):
+    engine = make_trainer(tmp_path)._engine()
+    batch = next(engine.train_batches(FakeData(), seed=0))
+    state, _ = engine.step(engine.init(), batch)
+    state, _ = engine.step(state, batch)
+    assert "compiled again" not in caplog.text
+    engine.step(state, {name: array[:4] for name, array in batch.items()})
+    assert "the training step is compiled again" in caplog.text and "inputs int32[4, 6]" in caplog.text
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal_and_lines_in_a_log():
+    log, terminal = io.StringIO(), Terminal()
+    for stream in (log, terminal):
+        progress = Progress("run", 4000, stream)
+        for step in range(1, 5):
+            progress.step(step, 0.5, 0.25, tokens=1000.0, flops=10**9, log=step % 2 == 0)
+        progress.close()
+    expected = "run: step 4/4000, loss 0.5000, 250.0 ms/step, 4 ktokens/s, 4 GFLOP/s, 0:16:39 left"
+    assert log.getvalue().splitlines()[-1] == expected and len(log.getvalue().splitlines()) == 2
+    assert terminal.getvalue().count("\n") == 1 and terminal.getvalue().count("\r") == 4
+    assert terminal.getvalue().strip().endswith(expected)
