@@ -40,11 +40,12 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def at_chance(accuracy: float, count: float, majority: float) -> bool:
-    """Whether `accuracy` on `count` test examples is not clearly above always answering the commonest class."""
-    if not math.isfinite(majority):
+    """Whether `accuracy` on `count` test examples is not clearly above always answering the commonest class.
+
+    False where a number is missing: then there is nothing to judge.
+    """
+    if not (math.isfinite(majority) and math.isfinite(accuracy)):
         return False
-    if not math.isfinite(accuracy):
-        return True
     if not math.isfinite(count) or count < 1:
         return accuracy <= majority
     return wilson(accuracy, round(count))[0] <= majority

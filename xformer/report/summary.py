@@ -87,7 +87,7 @@ def warnings(comparison: Comparison) -> list[str]:
     reference = next(row for row in summary if row.variant == comparison.reference)
     for row in summary:
         if row.broken_seeds:
-            found.append(f"{row.variant}: {_seeds(row.broken_seeds)} ended with a {comparison.metric} that is no "
+            found.append(f"{row.variant}: the test {comparison.metric} of {_seeds(row.broken_seeds)} is no finite "
                          "number; the mean leaves it out")  # fmt: skip
         if row.chance_seeds:
             found.append(f"{row.variant}: {_seeds(row.chance_seeds)} ended at chance level: test accuracy is not "
