@@ -1,0 +1,192 @@
+"""What a restart must not change, and what a kill, a full disk or a damaged file must not break."""
+
+import json
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+from train_fake import arrays, compile_cache, make_trainer, rows, run_process, start_process  # noqa: F401
+
+from xformer.train import CheckpointError, Interrupted
+from xformer.train.checkpoint import Checkpoints
+
+pytestmark = pytest.mark.usefixtures("compile_cache")
+
+
+def assert_same_run(first, second):
+    """Bit for bit: every array at step 10 and every number of every row."""
+    assert rows(first) == rows(second)
+    for one, other in zip(arrays(first, 10), arrays(second, 10), strict=True):
+        np.testing.assert_array_equal(one, other)
+    results = [json.loads((workdir / "result.json").read_text()) for workdir in (first, second)]
+    for key in ("eval", "test", "best_step", "train_flops", "tokens_per_step", "num_params"):
+        assert results[0][key] == results[1][key]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, compile_cache):  # noqa: F811
+    """The workdir of ten steps without a break, in this process."""
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    make_trainer(workdir).fit()
+    return workdir
+
+
+@pytest.mark.parametrize(
+    ("parallel", "devices"),
+    [("jit", 2), ("pmap", 2)],
+)
+def test_ten_steps_are_five_and_a_new_process_and_five(tmp_path, compile_cache, parallel, devices):  # noqa: F811
+    settings = {"parallel": parallel, "mesh": {"data": devices}, "accumulate": 2, "dropout_rate": 0.3}
+    once = [run_process(tmp_path / "once", compile_cache, devices, **settings)]
+    assert once[0][0] == 0, once
+    code, output = run_process(tmp_path / "twice", compile_cache, devices, stop_at_step=5, **settings)
+    assert code == 75 and "stopped after step 5 of 10" in output, output
+    code, output = run_process(tmp_path / "twice", compile_cache, devices, **settings)
+    assert code == 0 and "going on from step 5" in output, output
+    assert_same_run(tmp_path / "once", tmp_path / "twice")
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 9])
+def test_stopping_anywhere_changes_nothing(tmp_path, undisturbed, stop):
+    with pytest.raises(Interrupted):
+        make_trainer(tmp_path, stop_at_step=stop).fit()
+    make_trainer(tmp_path).fit()
+    assert_same_run(undisturbed, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, undisturbed, compile_cache, number):  # noqa: F811
+    process = start_process(tmp_path, compile_cache, pause=0.1)
+    wait_for_rows(process, tmp_path, 1)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, output + errors
+    assert f"{number.name} came: stopped after step" in output and "the same command goes on from there" in output
+    make_trainer(tmp_path).fit()
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_kill_9_loses_only_the_steps_since_the_checkpoint(tmp_path, undisturbed, compile_cache):  # noqa: F811
+    process = start_process(tmp_path, compile_cache, pause=0.1)
+    wait_for_rows(process, tmp_path, 3)
+    process.kill()
+    process.communicate()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "spl')
+    assert Checkpoints(tmp_path / "checkpoints").steps()[-1] >= 3
+    make_trainer(tmp_path).fit()
+    assert_same_run(undisturbed, tmp_path)
+
+
+def wait_for_rows(process, workdir, number):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        path = workdir / "metrics.jsonl"
+        if path.exists() and path.read_bytes().count(b"\n") >= number:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"no {number} rows: {process.communicate()}")
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A run stopped at step 7, with checkpoints of the steps 4, 6 and 7."""
+    with pytest.raises(Interrupted):
+        make_trainer(tmp_path, stop_at_step=7).fit()
+    return tmp_path
+
+
+def damage_array(folder):
+    """One bit of the largest file flips."""
+    path = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut_manifest(folder):
+    path = folder / "manifest.json"
+    path.write_bytes(path.read_bytes()[:50])
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (damage_array, "has changed"),
+        (cut_manifest, "manifest.json"),
+        (lambda folder: (folder / "position.json").unlink(), "position.json is missing"),
+        (lambda folder: shutil.rmtree(folder / "optimizer"), "is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(stopped, undisturbed, caplog, damage, word):
+    damage(stopped / "checkpoints" / "7")
+    make_trainer(stopped).fit()
+    assert f"{stopped / 'checkpoints' / '7'} is damaged" in caplog.text and word in caplog.text
+    assert_same_run(undisturbed, stopped)
+
+
+def test_what_a_kill_inside_a_save_leaves_is_cleared(stopped, undisturbed):
+    folder = stopped / "checkpoints"
+    shutil.copytree(folder / "6", folder / "8.tmp")
+    (folder / "8.tmp" / "manifest.json").unlink()
+    (folder / "7").rename(folder / "7.old")  # killed while step 7 was being replaced
+    make_trainer(stopped).fit()
+    assert_same_run(undisturbed, stopped)
+    assert not list(folder.glob("*.tmp")) and not list(folder.glob("*.old"))
+
+
+def test_without_an_intact_checkpoint_the_run_starts_anew(stopped, undisturbed, caplog):
+    for folder in (stopped / "checkpoints").iterdir():
+        cut_manifest(folder)
+    make_trainer(stopped).fit()
+    assert caplog.text.count("is damaged") == 3
+    assert_same_run(undisturbed, stopped)
+
+
+def test_a_damaged_best_checkpoint_is_chosen_anew(stopped, caplog):
+    damage_array(stopped / "checkpoints" / "4")
+    result = make_trainer(stopped).fit()
+    assert "the best checkpoint (step 4) is damaged" in caplog.text
+    assert result["best_step"] > 4 and result["test"]["examples"] == 7
+
+
+def test_evaluation_needs_an_intact_checkpoint(stopped):
+    for folder in (stopped / "checkpoints").iterdir():
+        cut_manifest(folder)
+    with pytest.raises(CheckpointError, match="holds no intact checkpoint"):
+        make_trainer(stopped).evaluate("test")
+    assert {path.name for path in (stopped / "checkpoints").iterdir()} == {"4", "6", "7"}
+
+
+def test_an_interrupted_evaluation_is_done_when_the_run_goes_on(tmp_path, undisturbed, monkeypatch):
+    from xformer.train.loop import Loop
+
+    def interrupted(self):
+        raise self._interrupted("SIGTERM came")
+
+    monkeypatch.setattr(Loop, "check", interrupted)
+    with pytest.raises(Interrupted):
+        make_trainer(tmp_path).fit()
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path / "checkpoints").position(4)["evaluated"] is False
+    make_trainer(tmp_path).fit()
+    assert_same_run(undisturbed, tmp_path)
+
+
+def test_a_full_disk_fails_the_run_and_spares_earlier_checkpoints(stopped, undisturbed):
+    code, output = run_process(stopped, "", file_size_limit=5000)
+    assert code == 1 and "CheckpointError: the checkpoint of step" in output, output
+    assert "those before it ([4, 6, 7]) are untouched" in output
+    make_trainer(stopped).fit()
+    assert_same_run(undisturbed, stopped)
+
+
+def test_the_data_state_may_be_bytes(tmp_path, undisturbed):
+    from train_fake import FakeData
+
+    with pytest.raises(Interrupted):
+        make_trainer(tmp_path, data=FakeData(bytes_state=True), stop_at_step=5).fit()
+    make_trainer(tmp_path, data=FakeData(bytes_state=True)).fit()
+    assert_same_run(undisturbed, tmp_path)
