@@ -75,7 +75,7 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     except Interrupted as error:
         return _say(error, RESUMABLE)
     except KeyboardInterrupt:
-        return _say("interrupted before the first step; the same command starts again", RESUMABLE)
+        return _say("interrupted; the same command goes on from the last checkpoint", RESUMABLE)
     except BrokenPipeError:  # `| head` closed the pipe; nothing is left to say, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED

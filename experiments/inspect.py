@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments import cli
+from experiments import cli, pictures
 from xformer import config as configs
 from xformer import cost, tasks
 from xformer import experiment as experiments
 from xformer.experiment import Experiment
+from xformer.report import patterns, style
 from xformer.train import step as steps
 
 MAX_PICTURE = 2048  # positions on a side of the pattern that is computed
@@ -174,7 +175,8 @@ def totals(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str,
     forward = cost.count(steps.eval_step(graphdef, task), (params, rest), dict(batch))
     optimizer, schedule, train = experiment.optimizer, experiment.schedule, experiment.train
     step = steps.train_step(graphdef, task, optimizer, schedule, accumulate=train.accumulate)
-    zero, seed = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.uint32)
+    zero: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    seed = jax.ShapeDtypeStruct((), jnp.uint32)
     state = steps.TrainState(zero, params, rest, jax.eval_shape(optimizer.init, params))
     training = cost.count(step, state, dict(batch), seed)
     whole = training.scale(train.num_steps)
@@ -195,15 +197,12 @@ def flops(number: int, uncounted: Sequence[str] = ()) -> str:
 
 def draw_pattern(experiment: Experiment, length: int, out: Path) -> str:
     """Writes the picture of which keys each query considers; the line that says what was done."""
-    from xformer.report import patterns, style
-
     positions = min(length, MAX_PICTURE)
-    allowed = experiment.attention.pattern(positions, positions, experiment.config.model.num_heads)
-    if allowed is None:
-        return "no picture: this attention has no pairs of tokens"
-    picture = patterns.picture({experiment.config.attention.name: patterns.Pattern(allowed)}, style.LIGHT)
+    name, num_heads = experiment.config.attention.name, experiment.config.model.num_heads
+    image = patterns.picture({name: pictures.pattern(experiment.attention, positions, num_heads)}, style.LIGHT)
+    assert image is not None  # there is one pattern to draw
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(picture)
+    out.write_bytes(image)
     return f"pattern of {positions} positions: {out}"
 
 

@@ -17,6 +17,7 @@ from experiments import cli
 from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.schema import ConfigError
+from xformer.train import workdir as folders
 
 
 def command(argv: Sequence[str]) -> None:
@@ -36,6 +37,8 @@ def command(argv: Sequence[str]) -> None:
     if spec is None:
         raise ConfigError("--config: missing; takes path.py, path.py:argument or a run's config.json")
     experiment = experiments.build(configs.load_config(spec, overrides))
+    if args.eval_only:
+        folders.changed(workdir, experiments.as_json(experiment.config))
     trainer = experiment.trainer(workdir, args.data_dir, progress=_say)
     if args.eval_only:
         print(json.dumps({"eval": trainer.evaluate("validation"), "test": trainer.evaluate("test")}))

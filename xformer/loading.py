@@ -61,13 +61,14 @@ class Loaded:
             chunk = {name: array[start : start + batch_size] for name, array in features.items()}
             missing = batch_size - len(chunk["inputs"]) if len(texts) > batch_size else 0  # one shape, one compilation
             padded = {name: np.pad(array, ((0, missing), (0, 0))) for name, array in chunk.items()}
-            rows.append(np.asarray(_probabilities(self.model, **padded))[: len(chunk["inputs"])])
+            batch = _probabilities(self.model, padded["inputs"], padded["mask"])
+            rows.append(np.asarray(batch)[: len(chunk["inputs"])])
         probabilities = np.concatenate(rows)
         return Predictions([self.class_names[index] for index in probabilities.argmax(axis=1)], probabilities)
 
 
 @nnx.jit
-def _probabilities(model: Any, inputs: jax.Array, mask: jax.Array) -> jax.Array:
+def _probabilities(model: Any, inputs: Any, mask: Any) -> jax.Array:
     return jax.nn.softmax(model(inputs, mask, deterministic=True), axis=-1)
 
 

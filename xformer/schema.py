@@ -135,7 +135,7 @@ def _fit(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
         fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         return fits, int(value) if fits else value
     if annotation is float:
-        fits = isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        fits = isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
         return fits, float(value) if fits else value
     if origin is None:
         return isinstance(value, annotation) if inspect.isclass(annotation) else True, value
@@ -152,6 +152,10 @@ def _fit(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
         items = [check(f"{path}[{i}]", item, kind) for i, (item, kind) in enumerate(zip(value, kinds, strict=True))]
         return True, tuple(items) if origin is tuple else items
     return isinstance(value, origin), value
+
+
+def _is_finite(value: Any) -> bool:
+    return -sys.float_info.max <= value <= sys.float_info.max  # an int may be too large to become a float
 
 
 def _fit_quietly(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:

@@ -47,24 +47,33 @@ def claim(workdir: Path, config: Mapping[str, Any]) -> None:
     Raises:
       WorkdirMismatch: the folder holds a run of another config; the message shows the difference.
     """
-    path, given = workdir / "config.json", json.loads(json.dumps(config))
-    rows = workdir / "metrics.jsonl"
+    path, rows = workdir / "config.json", workdir / "metrics.jsonl"
     used = any((workdir / "checkpoints").glob("*")) or (rows.exists() and rows.stat().st_size > 0)
     if path.exists() and used:
-        there = read_json(path)
-        changes = _difference(there, given)
-        refused = {key: change for key, change in changes.items() if not _allowed(key, change, given)}
-        if refused:
-            spelt = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in refused.items())
-            hint = " (more steps: only with a constant schedule)" if "train.num_steps" in refused else ""
-            raise WorkdirMismatch(f"{workdir} holds a run of another config: {spelt}{hint}; choose another workdir")
+        changes = changed(workdir, config)
         for key, (old, new) in changes.items():
             logger.warning("%s goes on with %s: %r, before %r", workdir, key, new, old)
         if "train.num_steps" in changes:
             (workdir / "result.json").unlink(missing_ok=True)
         if not changes:
             return
-    write_json(path, given)
+    write_json(path, config)
+
+
+def changed(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """(value there, value here) by dotted key, where `config` differs from `config.json` as it may.
+
+    Raises:
+      WorkdirMismatch: it differs in what it may not.
+    """
+    given = json.loads(json.dumps(config))
+    changes = _difference(read_json(workdir / "config.json"), given)
+    refused = {key: change for key, change in changes.items() if not _allowed(key, change, given)}
+    if refused:
+        spelt = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in refused.items())
+        hint = " (more steps: only with a constant schedule)" if "train.num_steps" in refused else ""
+        raise WorkdirMismatch(f"{workdir} holds a run of another config: {spelt}{hint}; choose another workdir")
+    return changes
 
 
 def _allowed(key: str, change: tuple[Any, Any], config: Mapping[str, Any]) -> bool:
