@@ -1,0 +1,246 @@
+"""experiments.compare: a real comparison of two tiny runs a variant, and everything that may go wrong with it."""
+
+import dataclasses
+import json
+import math
+import textwrap
+
+import pytest
+
+from experiments import cli, compare, measure, pictures
+from xformer import experiment as experiments
+from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
+from xformer.report import style
+from xformer.report.costs import CostRow
+from xformer.train import Diverged, Interrupted
+
+CONFIG = """
+    def get_config():
+        return {
+            "name": "tiny",
+            "base": {
+                "name": "base",
+                "seed": 0,
+                "attention": {"name": "full"},
+                "model": {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8},
+                "task": {"name": "documents", "path": PATH, "max_len": 32},
+                "optimizer": {"name": "adamw", "learning_rate": 0.01},
+                "train": {"num_steps": 4, "batch_size": 4, "eval_every": 2, "checkpoint_every": 2, "log_every": 1,
+                          "mesh": {"data": 1}},
+            },
+            "variants": {
+                "full": {"attention": {"name": "full"}},
+                "win-1_+": {"attention": {"name": "window", "left": 4, "right": 4}},
+            },
+            "seeds": (0, 1),
+            "report": {"cost_lengths": (32, 64), "measure_up_to": 0},
+        }
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The path of a comparison config over 40 documents of two classes."""
+    documents = tmp_path / "documents.jsonl"
+    rows = [{"text": f"{'good' if i % 2 else 'bad'} film number {i}", "label": i % 2} for i in range(40)]
+    documents.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "config.py"
+    path.write_text(textwrap.dedent(CONFIG).replace("PATH", repr(str(documents))))
+    return path
+
+
+@pytest.fixture
+def run(config, tmp_path, capsys, monkeypatch):
+    """Calls the command in this process: run(*overrides) -> (exit code, stdout, stderr)."""
+
+    monkeypatch.setattr(style, "DPI", 50)  # pictures take most of a report's time
+
+    def call(*more):
+        flags = [f"--config={config}", f"--workdir={tmp_path / 'work'}", f"--data_dir={tmp_path / 'data'}"]
+        code = cli.exit_code(compare.command, [*flags, *more])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def folders(tmp_path):
+    return tmp_path / "work" / "runs"
+
+
+def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
+    """One story, since every run costs compilation."""
+    work = tmp_path / "work"
+    code, out, err = run()
+    assert code == cli.FINISHED, err
+    assert "report.html" in out.splitlines()[-1] and "full" in out and "win-1_+" in out
+    # Every variant has its first seed before any has its second.
+    started = [line for line in err.splitlines() if line.startswith("run ")]
+    assert [line.split(": ")[1].split(", about")[0] for line in started] == [
+        "full, seed 0", "win-1_+, seed 0", "full, seed 1", "win-1_+, seed 1"
+    ]  # fmt: skip
+    assert "left" in started[-1]
+    results = [json.loads(line) for line in (work / "results.jsonl").read_text().splitlines()]
+    assert {(row["variant"], row["seed"]) for row in results} == {(v, s) for v in ("full", "win-1_+") for s in (0, 1)}
+    for row in results:
+        folder = work / "runs" / f"{row['variant']}-{row['seed']}"
+        assert row["train_flops"] == json.loads((folder / "result.json").read_text())["train_flops"] > 0
+        assert row["last_step"] == 4 and row["status"] == "finished"
+    for name in ("quality", "pareto", "costs", "patterns"):
+        assert (work / f"{name}.png").exists(), name
+    page = (work / "report.html").read_text()
+    assert "Attention only." in page and "attention.left" in page
+
+    before = (work / "costs.json").stat().st_mtime_ns
+    code, out, err = run()
+    assert code == cli.FINISHED and "4 of 4 runs are finished already" in err and "run 1" not in err
+    assert (work / "costs.json").stat().st_mtime_ns == before, "costs were measured again"
+
+    code, out, err = run("--config.base.train.num_steps=6")
+    assert code == cli.WRONG_ARGUMENTS
+    assert "base.train.num_steps: 4 there, 6 now" in err and len(err.splitlines()) == 1
+
+    code, out, err = run("--config.report.cost_lengths=(32,)", "--report_only")
+    assert code == cli.FINISHED, "what is reported may change"
+    assert (work / "costs.json").stat().st_mtime_ns != before
+
+
+class FakeTrainer:
+    """Writes a result without training, or raises."""
+
+    def __init__(self, folder, seed, error=None):
+        self.folder, self.seed, self.error = folder, seed, error
+
+    def fit(self):
+        if self.error is not None:
+            raise self.error
+        self.folder.mkdir(parents=True, exist_ok=True)
+        result = {"seed": self.seed, "test": {"accuracy": 0.5, "examples": 4}, "train_seconds": 1.0}
+        (self.folder / "result.json").write_text(json.dumps(result))
+
+
+@pytest.fixture
+def errors(monkeypatch):
+    """Runs train nothing; a run whose (variant, seed) is in this dict raises the error that stands there."""
+    found: dict[tuple[str, int], BaseException] = {}
+
+    def trainer(self, workdir, data_dir=None, progress=None):
+        variant = self.name.removeprefix("tiny-")
+        return FakeTrainer(workdir, self.seed, found.get((variant, self.seed)))
+
+    monkeypatch.setattr(experiments.Experiment, "trainer", trainer)
+    return found
+
+
+def test_a_failed_run_costs_only_itself_and_is_tried_again(run, errors, tmp_path):
+    errors["full", 0] = Diverged("loss is nan at step 3", 3)
+    errors["win-1_+", 1] = RuntimeError("a bug")
+    code, out, err = run()
+    assert code == cli.FAILED
+    assert "2 of 4 runs failed: full, seed 0 and win-1_+, seed 1" in err.splitlines()[-1]
+    assert "Traceback" in err and err.count("Traceback") == 1, "a traceback for the bug, none for what is foreseen"
+    assert (folders(tmp_path) / "full-1" / "result.json").exists()
+    assert (folders(tmp_path) / "win-1_+-0" / "result.json").exists()
+    assert "full, seed 0: failed: Diverged: loss is nan at step 3" in out
+    assert "loss is nan at step 3" in (tmp_path / "work" / "report.html").read_text()
+
+    errors.clear()
+    code, out, err = run()
+    assert code == cli.FINISHED and "failed:" not in out
+    assert [line.split(",")[0] for line in err.splitlines() if line.startswith("run ")] == [
+        "run 3 of 4: full", "run 4 of 4: win-1_+"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.param("signal", id="signal")])
+def test_an_interruption_says_what_is_done_and_how_to_go_on(run, errors, error):
+    errors["win-1_+", 0] = Interrupted("SIGTERM came", 2) if error == "signal" else error
+    code, _, err = run()
+    assert code == cli.RESUMABLE
+    last = err.splitlines()[-1]
+    assert last.startswith("stopped: 1 of 4 runs are finished") and "the same command goes on" in last
+
+
+def test_runs_that_stop_at_stop_at_step_do_not_keep_the_others_from_starting(run, errors):
+    for variant in ("full", "win-1_+"):
+        errors[variant, 0] = Interrupted("stop_at_step is 2", 2)
+    code, out, err = run("--config.base.train.stop_at_step=2")
+    assert code == cli.RESUMABLE and "2 of 4 runs stopped at stop_at_step" in err.splitlines()[-1]
+    assert "1 of 2" in out
+    errors.clear()
+    assert run()[0] == cli.FINISHED, "stop_at_step may change"
+
+
+def test_every_variant_is_checked_before_anything_runs(run, errors, tmp_path):
+    code, _, err = run("--config.variants.win-1_+.attention.left=-3")
+    assert code == cli.WRONG_ARGUMENTS and len(err.splitlines()) == 1 and "left" in err
+    code, _, err = run("--config.sedes=(1,)")
+    assert code == cli.WRONG_ARGUMENTS and "sedes" in err
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_second_comparison_in_the_same_workdir_waits_outside(run, errors, tmp_path):
+    from xformer.train import workdir
+
+    with workdir.lock(tmp_path / "work"):
+        code, _, err = run()
+    assert code == cli.FAILED and "in use" in err
+
+
+def test_far_more_parameters_are_said_before_training(run, errors):
+    _, _, err = run("--config.variants.win-1_+.model.mlp_dim=64")
+    assert "warning: win-1_+ has" in err and "+" in err
+
+
+# Measuring.
+
+OPS = {"full": Full(), "pooled": Linformer(rank=8, max_len=16), "bigbird": BigBird(block_size=8)}
+
+
+def plan(**changes):
+    return dataclasses.replace(measure.Plan(OPS, "full", 2, 8, None, "float32", (16, 32), 16, 30.0), **changes)
+
+
+def test_costs_are_counted_for_all_lengths_and_measured_up_to_one(tmp_path):
+    rows = measure.cached(tmp_path / "costs.json", plan(), lambda line: None)
+    assert [(row.length, row.variant) for row in rows] == [(n, name) for n in (16, 32) for name in OPS]
+    for row in rows:
+        op = measure.at_length(OPS[row.variant], row.length)
+        assert row.flops == op.cost(Shape(1, row.length, row.length, 2, 8)).flops > 0
+        assert row.train_flops > 2 * row.flops
+        measured = (row.time_ms, row.train_time_ms, row.memory_bytes)
+        assert all(value > 0 for value in measured) if row.length <= 16 else all(map(math.isnan, measured))
+    again = measure.cached(tmp_path / "costs.json", plan(), lambda line: pytest.fail("measured again"))
+    assert [dataclasses.astuple(row)[:4] for row in again] == [dataclasses.astuple(row)[:4] for row in rows]
+
+
+def test_no_time_to_measure_is_said_and_flops_are_still_there():
+    rows = measure.measure(plan(seconds=0.0), lambda line: pytest.fail("measured"))
+    assert all(row.flops > 0 and math.isnan(row.time_ms) for row in rows)
+    assert {row.note for row in rows if row.length <= 16} == {"not measured: beyond the 0 s for measuring"}
+
+
+def test_what_a_variant_cannot_do_is_named():
+    row = measure.count("x", BigBird(), plan(num_heads=3, num_kv_heads=2), 16)
+    assert isinstance(row, CostRow) and math.isnan(row.flops) and "num_kv_heads" in row.note
+
+
+def test_what_has_a_longest_input_is_built_for_the_length():
+    assert measure.at_length(Linformer(rank=8, max_len=16), 64) == Linformer(rank=8, max_len=64)
+    assert measure.at_length(Linformer(rank=8, max_len=16), 4) == Linformer(rank=8, max_len=16)
+    op = Full(position=MusicRelative(max_len=16))
+    assert measure.at_length(op, 64) == Full(position=MusicRelative(max_len=64))
+    assert measure.at_length(Window(3, 3), 64) == Window(3, 3)
+
+
+# Patterns.
+
+
+def test_the_parts_of_a_pattern_make_it_up():
+    op = BigBird(block_size=4, num_random_blocks=1)
+    found = pictures.pattern(op, 48, 2)
+    assert list(found.parts) == ["random", "window", "global"]
+    union = found.parts["random"] | found.parts["window"] | found.parts["global"]
+    assert (union == found.allowed).all() and (found.allowed == op.pattern(48, 48, 2)).all()
+    assert pictures.pattern(Linformer(rank=8, max_len=16), 16, 2).allowed is None
+    causal = pictures.pattern(dataclasses.replace(op, causal=True), 48, 2)
+    assert not causal.parts["window"][0, 0, 1:].any()
