@@ -150,7 +150,7 @@ def _quality_axis(ax: Axes, comparison: Comparison, values: Sequence[Estimate], 
     ax.set_ylim(low - margin, high + margin)
     ax.set_ylabel(f"{split} {comparison.metric}")
     if comparison.metric == "accuracy":
-        ax.set_ylim(max(low - margin, -0.02), min(high + margin, 1.02))
+        ax.set_ylim(max(low - margin, -margin / 4), min(high + margin, 1 + margin / 4))
         style.percent_axis(ax)
 
 
