@@ -240,6 +240,11 @@ def rows(workdir: Path, split: str | None = None) -> list[dict[str, Any]]:
 def arrays(workdir: Path, step: int) -> list[np.ndarray]:
     """Every array of a checkpoint: parameters, other variables, optimizer, step."""
     folder = (workdir / "checkpoints" / str(step)).absolute()
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        trees = [checkpointer.restore(folder / part) for part in ("model", "optimizer")]
+        trees = []
+        for part in ("model", "optimizer"):
+            stored = checkpointer.metadata(folder / part).item_metadata.tree
+            target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), stored)
+            trees.append(checkpointer.restore(folder / part, args=ocp.args.StandardRestore(target)))
     return [np.asarray(x) for x in jax.tree.leaves(trees)]

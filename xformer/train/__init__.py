@@ -1,7 +1,7 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
 from xformer.train.checkpoint import restore_model
-from xformer.train.errors import CheckpointError, Diverged, Interrupted, WorkdirBusy, WorkdirMismatch
+from xformer.train.errors import CheckpointError, Diverged, Interrupted, ProcessLost, WorkdirBusy, WorkdirMismatch
 from xformer.train.settings import TrainConfig
 from xformer.train.trainer import Trainer
 
@@ -9,6 +9,7 @@ __all__ = [
     "CheckpointError",
     "Diverged",
     "Interrupted",
+    "ProcessLost",
     "TrainConfig",
     "Trainer",
     "WorkdirBusy",

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 from jax.experimental import multihost_utils
@@ -58,17 +57,19 @@ class Checkpoints:
             if jax.process_index() == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
-            _barrier(f"save {step}")
+            barrier(f"save {step}")
             for name, tree in trees.items():
                 _orbax().save(temporary / name, args=ocp.args.StandardSave(tree))
             (temporary / f"data-{jax.process_index()}.json").write_text(json.dumps(data_state))
-            _barrier(f"saved {step}")
+            barrier(f"saved {step}")
             if jax.process_index() == 0:
                 (temporary / "position.json").write_text(json.dumps(position, allow_nan=False))
                 self._commit(temporary, self.folder / str(step))
                 self._forget()
-            _barrier(f"committed {step}")
+            barrier(f"committed {step}")
         except Exception as error:  # a full disk, a lost mount, whatever orbax makes of it
+            if jax.process_count() > 1 and isinstance(error, jax.errors.JaxRuntimeError):
+                raise  # another process is gone: no fault of the disk
             with contextlib.suppress(OSError):
                 shutil.rmtree(temporary)
             raise CheckpointError(
@@ -87,7 +88,7 @@ class Checkpoints:
                 aside = self.folder / f"{step}.damaged"
                 shutil.rmtree(aside, ignore_errors=True)
                 (self.folder / str(step)).rename(aside)
-        _barrier("latest")
+        barrier("latest")
         steps = self.steps()
         return (steps[-1], self.position(steps[-1])) if steps else None
 
@@ -221,14 +222,10 @@ def _orbax() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.StandardCheckpointHandler())
 
 
-def _barrier(name: str) -> None:
+def barrier(name: str) -> None:
+    """Returns when every process of the run is here."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"xformer {name}")
-
-
-def agree(value: int) -> int:
-    """Process 0's value, in every process."""
-    return int(multihost_utils.broadcast_one_to_all(np.int64(value))) if jax.process_count() > 1 else value
 
 
 def _line(error: BaseException) -> str:

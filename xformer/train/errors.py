@@ -28,6 +28,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint can't be written, or none is there to be read."""
 
 
+class ProcessLost(RuntimeError):
+    """A run over many processes can't go on, most likely because one of them is gone."""
+
+
 class WorkdirBusy(RuntimeError):
     """Another process is using the workdir."""
 

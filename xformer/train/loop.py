@@ -55,6 +55,8 @@ class Loop:
         self._under_way: collections.deque[tuple[int, Any]] = collections.deque()
         self._waited_before = position.waited
         self._clock = time.perf_counter()
+        self._many = jax.process_count() > 1
+        self._agreed: str | None = None
 
     def run(self, state: TrainState) -> None:
         """Trains to the last step; evaluates and saves on the way.
@@ -68,8 +70,8 @@ class Loop:
             self._after_step(state)
 
     def check(self) -> None:
-        """Raises Interrupted if a signal came: all there is to save is saved."""
-        if self._interruption.requested:
+        """Raises Interrupted if a signal came; not in a run of many processes, which have to agree on where to stop."""
+        if self._interruption.requested and not self._many:
             raise self._interrupted(f"{self._interruption.requested} came")
 
     def _step(self, state: TrainState) -> TrainState:
@@ -80,6 +82,8 @@ class Loop:
         state, report = self._engine.step(state, batch)
         self._clock += self._engine.train_step.seconds - compiling
         self._dispatched += 1
+        if self._many:
+            report = report | {"signal": self._engine.layout.any(self._interruption.requested is not None)}
         self._under_way.append((self._dispatched, report))
         self._collect(UNDER_WAY)
         return state
@@ -113,6 +117,8 @@ class Loop:
             position.peak_memory_bytes = self._engine.train_step.peak_bytes
         else:
             position.step_seconds = [*position.step_seconds, round(seconds, 6)][-TIMES:]
+        if report.get("signal"):
+            self._agreed = "a signal"  # seen by every process when it books this step: they stop at the same one
         window = Totals(position.sums, position.counts)
         window.add(report)
         position.sums, position.counts = window.sums, window.counts
@@ -135,7 +141,8 @@ class Loop:
     def _after_step(self, state: TrainState) -> None:
         """What is due after the last dispatched step: evaluation, checkpoint, the end."""
         step, train, position = self._dispatched, self._train, self.position
-        reason = f"{self._interruption.requested} came" if self._interruption.requested else None
+        signal = self._agreed if self._many else self._interruption.requested
+        reason = f"{signal} came" if signal else None
         if train.stop_at_step is not None and step >= train.stop_at_step:
             reason = f"stop_at_step is {train.stop_at_step}"
         last = step == train.num_steps
@@ -148,9 +155,9 @@ class Loop:
         if evaluate:
             try:
                 save |= self._evaluate(state)
-            except Interrupted:
+            except Interrupted as interrupted:
                 self._save(state, evaluated=False)
-                raise
+                raise self._interrupted(f"{self._interruption.requested} came") from interrupted
         if save:
             self._save(state)
         self._clock = time.perf_counter()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -99,6 +101,16 @@ class Layout:
         padded = {name: np.concatenate([x, np.repeat(x[-1:], extra, axis=0)]) for name, x in batch.items()}
         padded["weights"][rows:] = 0
         return padded
+
+    def any(self, flag: bool) -> jax.Array:
+        """Whether `flag` is set in any process of the run, as a scalar of every device; returns without waiting."""
+        flags = np.full(len(self.mesh.local_devices), flag)
+        spread = NamedSharding(self.mesh, P(AXES))
+        return self._any(jax.make_array_from_process_local_data(spread, flags))
+
+    @functools.cached_property
+    def _any(self) -> Any:
+        return jax.jit(jnp.any, out_shardings=self.replicated)
 
     def wrap(self, step: Callable, *, donate: bool = False, out: Any = None) -> Any:
         """`step(state, batch, ...)` on global arrays; `out`: shardings of its results, None: replicated."""

@@ -17,9 +17,9 @@ from flax import nnx
 
 from xformer.train import parallel
 from xformer.train import workdir as folders
-from xformer.train.checkpoint import Checkpoints, choose
+from xformer.train.checkpoint import Checkpoints, barrier, choose
 from xformer.train.engine import Data, Engine
-from xformer.train.errors import Diverged
+from xformer.train.errors import Diverged, ProcessLost
 from xformer.train.feed import Feed
 from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
@@ -72,8 +72,22 @@ class Trainer:
           CheckpointError: a checkpoint could not be written.
           WorkdirBusy: another process is using the workdir.
           WorkdirMismatch: the workdir holds a run of another config.
+          ProcessLost: another process of a run over many is gone.
           ValueError: the mesh or the batch doesn't fit the devices.
         """
+        try:
+            return self._fit()
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1:
+                raise
+            saved = Checkpoints(Path(self.workdir) / "checkpoints").steps()
+            raise ProcessLost(
+                f"process {jax.process_index()} of {jax.process_count()} can't go on, most likely because another is "
+                f"gone ({' '.join(str(error).split())[:200]}); start them all again: the run goes on from "
+                + (f"step {saved[-1]}" if saved else "the start")
+            ) from error
+
+    def _fit(self) -> dict[str, Any]:
         main, workdir = jax.process_index() == 0, Path(self.workdir)
         parallel.make_layout(self.train)
         with contextlib.ExitStack() as stack:
@@ -81,6 +95,7 @@ class Trainer:
                 stack.enter_context(folders.lock(workdir))
                 folders.claim(workdir, self.config)
                 self.data.save(workdir)
+            barrier("claimed")
             interruption = stack.enter_context(Interruption())
             if (result := folders.read_json(workdir / "result.json")) is not None:
                 return result

@@ -1,0 +1,61 @@
+"""A run over two processes of four devices each, talking over loopback."""
+
+import signal
+import socket
+import time
+
+import numpy as np
+import pytest
+from train_fake import arrays, compile_cache, make_trainer, rows, start_process  # noqa: F401
+
+SETTINGS = {"mesh": {"data": 2, "fsdp": 4}, "dropout_rate": 0.2, "log_every": 1}
+
+
+def start_both(workdir, cache, **settings):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    hosts = [
+        {"coordinator_address": address, "num_processes": 2, "process_id": i, "heartbeat_timeout_seconds": 10}
+        for i in range(2)
+    ]
+    return [start_process(workdir, cache, 4, hosts=host, **SETTINGS, **settings) for host in hosts]
+
+
+def wait_for_step(process, workdir, step):
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        if (workdir / "metrics.jsonl").exists() and rows(workdir, "train")[-1:] and rows(workdir)[-1]["step"] >= step:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"step {step} was never reached: {process.communicate()}")
+
+
+def test_two_processes_stop_together_lose_one_and_end_like_one_process(tmp_path, compile_cache):  # noqa: F811
+    make_trainer(tmp_path / "one", **SETTINGS | {"mesh": {"data": 1}}).fit()
+    workdir = tmp_path / "two"
+
+    both = start_both(workdir, compile_cache, pause=0.2)
+    wait_for_step(both[0], workdir, 2)
+    both[1].send_signal(signal.SIGTERM)
+    outputs = [process.communicate(timeout=200)[0] for process in both]
+    assert [process.returncode for process in both] == [75, 75], outputs
+    lines = {next(line for line in output.splitlines() if "stopped after step" in line) for output in outputs}
+    assert len(lines) == 1, outputs
+
+    both = start_both(workdir, compile_cache, pause=0.5)
+    wait_for_step(both[0], workdir, 6)
+    both[1].kill()
+    output, _ = both[0].communicate(timeout=60)
+    both[1].communicate()
+    assert both[0].returncode == 1 and "ProcessLost: process 0 of 2 can't go on" in output, output
+    assert "start them all again: the run goes on from step" in output
+
+    both = start_both(workdir, compile_cache)
+    outputs = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    for one, two in zip(rows(tmp_path / "one"), rows(workdir), strict=True):
+        assert (one["step"], one["split"], one["examples"]) == (two["step"], two["split"], two["examples"])
+        assert two["loss"] == pytest.approx(one["loss"], rel=2e-5)
+    for one, two in zip(arrays(tmp_path / "one", 10), arrays(workdir, 10), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
