@@ -25,7 +25,7 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments import cli, measure, pictures
+from experiments import cli, inspect, measure, pictures
 from xformer import attention, report
 from xformer import config as configs
 from xformer import experiment as experiments
@@ -73,7 +73,7 @@ def command(argv: Sequence[str]) -> None:
         failed: list[Planned] = []
         stopped: list[Planned] = []
         if not args.report_only:
-            warn_of_sizes(runs)
+            prepare(runs, args.data_dir)
             failed, stopped = train(runs, args.data_dir)
         written = write_report(workdir, config, runs)
     print(written.table)
@@ -123,19 +123,31 @@ def _may_change(key: str) -> bool:
     return section == "report" or any(f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE)
 
 
-def warn_of_sizes(runs: Sequence[Planned]) -> None:
-    """Says before any training which variants have far more or fewer parameters than the first."""
+def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
+    """Makes the data, if all runs share it, and says which variants have far more or fewer parameters than the first.
+
+    Raises:
+      DataMissing, CommandFailed: the data that every run needs can't be made here.
+    """
+    if all(run.result is not None for run in runs):
+        return
+    first_runs = {run.variant: run for run in reversed(runs)}
+    built = {variant: experiments.build(first_runs[variant].config) for variant in (run.variant for run in runs)}
+    if len({repr(experiment.task) for experiment in built.values()}) == 1:
+        try:
+            next(iter(built.values())).task.prepare(data_dir, progress=_say)
+        except ValueError as error:  # the user's own files are at fault
+            raise cli.CommandFailed(str(error)) from error
     sizes: dict[str, int] = {}
-    for run in runs:
-        if run.variant not in sizes:
-            experiment = experiments.build(run.config)
-            make = experiment.model_fn(**experiments.ASSUMED_SIZES, max_len=experiment.task.length)
-            sizes[run.variant] = num_params(nnx.state(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))), nnx.Param))
-    first = next(iter(sizes.values()))
+    for variant, experiment in built.items():
+        data, source = inspect.data_sizes(experiment, data_dir)
+        make = experiment.model_fn(**data)
+        sizes[variant] = num_params(nnx.state(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))), nnx.Param))
+    base, *_ = sizes
     for variant, size in sizes.items():
-        if abs(size / first - 1) > summary.MAX_PARAM_DIFFERENCE:
-            _say(f"warning: {variant} has {size:,} parameters, {next(iter(sizes))} {first:,}: "
-                 f"{size / first - 1:+.0%}")  # fmt: skip
+        if abs(size / sizes[base] - 1) > summary.MAX_PARAM_DIFFERENCE:
+            _say(f"warning: {variant} has {size:,} parameters, {base} {sizes[base]:,}: {size / sizes[base] - 1:+.0%} "
+                 f"(sizes {source})")  # fmt: skip
 
 
 def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned], list[Planned]]:

@@ -188,7 +188,15 @@ def test_a_second_comparison_in_the_same_workdir_waits_outside(run, errors, tmp_
 
 def test_far_more_parameters_are_said_before_training(run, errors):
     _, _, err = run("--config.variants.win-1_+.model.mlp_dim=64")
-    assert "warning: win-1_+ has" in err and "+" in err
+    assert "warning: win-1_+ has" in err and "from the prepared data" in err
+
+
+def test_missing_and_faulty_data_end_it_before_the_first_run(run, tmp_path):
+    code, _, err = run("--config.base.task.path=nowhere.jsonl")
+    assert code == cli.FAILED and "nowhere.jsonl" in err.splitlines()[-1] and "run 1" not in err
+    (tmp_path / "documents.jsonl").write_text("no JSON\n")
+    code, _, err = run("--workdir", str(tmp_path / "other"))
+    assert code == cli.FAILED and "line 1" in err.splitlines()[-1] and "Traceback" not in err
 
 
 # Measuring.
