@@ -106,7 +106,10 @@ def claim(workdir: Path, config: ConfigDict) -> None:
     path = workdir / "config.json"
     given = json.loads(json.dumps(experiments.as_json(config)))
     if path.exists():
-        there, now = (dict(summary.flatten(values)) for values in (results.read_json(path) or {}, given))
+        before = results.read_json(path) or {}
+        if "variants" not in before:
+            raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
+        there, now = dict(summary.flatten(before)), dict(summary.flatten(given))
         missing = "nothing"
         changes = [
             f"{key}: {there.get(key, missing)} there, {now.get(key, missing)} now"

@@ -186,6 +186,13 @@ def test_a_second_comparison_in_the_same_workdir_waits_outside(run, errors, tmp_
     assert code == cli.FAILED and "in use" in err
 
 
+def test_the_workdir_of_a_single_run_is_refused(run, errors, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "config.json").write_text('{"name": "a run", "train": {}}')
+    code, _, err = run()
+    assert code == cli.WRONG_ARGUMENTS and "holds no comparison" in err and len(err.splitlines()) == 1
+
+
 def test_far_more_parameters_are_said_before_training(run, errors):
     _, _, err = run("--config.variants.win-1_+.model.mlp_dim=64")
     assert "warning: win-1_+ has" in err and "from the prepared data" in err
