@@ -60,8 +60,8 @@ class Call:
         q_len, kv_len = self.lengths
         if q_len != kv_len:
             raise ValueError(
-                f"{needed_by} depends on positions: with q_len {q_len} and kv_len {kv_len} give query_offset, the position "
-                "of the first query"
+                f"{needed_by} depends on positions: with q_len {q_len} and kv_len {kv_len} give query_offset, the "
+                "position of the first query"
             )
         return 0
 
@@ -93,9 +93,8 @@ def normalize(
         query, key, value = (x.astype(dtype) for x in (query, key, value))
     if not jnp.issubdtype(query.dtype, jnp.floating):
         raise ValueError(f"query must be floating point, got {query.dtype}; give dtype= to cast")
-    *batch_shape, q_len, num_heads, head_dim = query.shape
+    batch_shape, (q_len, num_heads, head_dim) = query.shape[:-3], query.shape[-3:]
     kv_len = key.shape[-3]
-    batch_shape = tuple(batch_shape)
     pair_shape = (*batch_shape, num_heads, q_len, kv_len)
     if mask is not None:
         mask = jnp.asarray(mask)
@@ -171,8 +170,10 @@ def _segments(segment_ids: Any, batch_shape: tuple[int, ...], q_len: int, kv_len
         ids = jnp.asarray(ids)
         wide = ids.reshape((1,) * (len(batch_shape) + 1 - ids.ndim) + ids.shape)
         want = (*batch_shape, length)
-        if wide.ndim != len(want) or wide.shape[-1] != length or any(
-            have not in (1, size) for have, size in zip(wide.shape, want, strict=True)
+        if (
+            wide.ndim != len(want)
+            or wide.shape[-1] != length
+            or any(have not in (1, size) for have, size in zip(wide.shape, want, strict=True))
         ):
             raise ValueError(f"segment_ids of the {name} must be [*batch, length] = {want}, got {ids.shape}")
         out.append(_one_batch_axis(wide, batch_shape))
@@ -189,5 +190,7 @@ def _offset(offset: Any, batch_shape: tuple[int, ...]) -> int | Array | None:
             raise ValueError(f"query_offset must not be negative, got {offset}")
         return int(offset)
     if not jnp.issubdtype(offset.dtype, jnp.integer) or offset.shape not in ((), batch_shape):
-        raise ValueError(f"query_offset must be an int array [] or {list(batch_shape)}, got {offset.dtype} {offset.shape}")
+        raise ValueError(
+            f"query_offset must be an int array [] or {list(batch_shape)}, got {offset.dtype} {offset.shape}"
+        )
     return jnp.asarray(offset).reshape(() if offset.ndim == 0 else (-1,))

@@ -16,10 +16,10 @@ class BigBird(PairAttention):
     """The union of a block window, global blocks and random blocks; the internal construction (ITC).
 
     The length is cut into `ceil(length / block_size)` blocks, so the pattern is a function of the padded length. Of the
-    `num_global_blocks`, the first half (rounded up) and the last half attend to all and are attended by all. Every other
-    block attends to the `num_window_blocks` around it and to `num_random_blocks` drawn without replacement from the
-    blocks of the whole length that it does not see already (all of them where there are fewer), anew for each head and
-    layer. Lengths so short that this covers everything are full attention.
+    `num_global_blocks`, the first half (rounded up) and the last half attend to all and are attended by all. Every
+    other block attends to the `num_window_blocks` around it and to `num_random_blocks` drawn without replacement from
+    the blocks of the whole length that it does not see already (all of them where there are fewer), anew for each head
+    and layer. Lengths so short that this covers everything are full attention.
 
     With `num_global_tokens` the first positions, which the caller puts there, are global: the external construction
     (ETC) of section 2.
@@ -54,7 +54,9 @@ class BigBird(PairAttention):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
                 raise ValueError(f"BigBird.{field.name} must be an integer of at least {minimum}, got {value!r}")
         if self.num_window_blocks % 2 == 0:
-            raise ValueError(f"BigBird.num_window_blocks must be odd (centred on the query), got {self.num_window_blocks}")
+            raise ValueError(
+                f"BigBird.num_window_blocks must be odd (centred on the query), got {self.num_window_blocks}"
+            )
 
     def at_layer(self, index: int) -> BigBird:
         return dataclasses.replace(self, layer=index)
@@ -80,5 +82,6 @@ class BigBird(PairAttention):
     def check_positions(self, first: int, q_len: int, kv_len: int) -> None:
         if first + q_len > kv_len:
             raise ValueError(
-                f"BigBird's queries stand among its keys: query_offset {first} and q_len {q_len} reach past kv_len {kv_len}"
+                f"BigBird's queries stand among its keys: query_offset {first} and q_len {q_len} reach past kv_len "
+                f"{kv_len}"
             )

@@ -1,7 +1,7 @@
 """The engine: attention over the tiles of a layout, exact, in memory linear in the length.
 
-FlashAttention's tiling and recomputation (Dao et al. 2022, algorithms 1 and 4) over an arbitrary list of tiles: an online
-softmax over the key tiles of a query tile, and a custom VJP that computes the tiles once more from the saved row
+FlashAttention's tiling and recomputation (Dao et al. 2022, algorithms 1 and 4) over an arbitrary list of tiles: an
+online softmax over the key tiles of a query tile, and a custom VJP that computes the tiles once more from the saved row
 statistics. No array of `q_len x kv_len` is made; a mask or bias that the caller passed is read tile by tile.
 """
 
@@ -58,7 +58,8 @@ def _attend_primal(static: tuple[Settings, int | None], inputs: Inputs, controls
 
 
 def _forward(static: Any, inputs: Inputs, controls: Controls) -> tuple[Array, Any]:
-    rows = Rows(*static, inputs, controls)
+    settings, kv_len = static
+    rows = Rows(settings, kv_len, inputs, controls)
     parts = [rows.map(group, functools.partial(rows.forward, group)) for group in controls.layout.groups]
     out, lse = (rows.in_order(part) for part in zip(*parts, strict=True))
     return out, (inputs, controls, out, lse)
@@ -66,7 +67,8 @@ def _forward(static: Any, inputs: Inputs, controls: Controls) -> tuple[Array, An
 
 def _backward(static: Any, saved: Any, d_out: Array) -> tuple[Inputs, None]:
     inputs, controls, out, lse = saved
-    rows = Rows(*static, inputs, controls)
+    settings, kv_len = static
+    rows = Rows(settings, kv_len, inputs, controls)
     delta = (d_out * out).sum(-1)
     totals, parts = rows.zeros(), []
     for group in controls.layout.groups:

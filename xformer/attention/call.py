@@ -1,4 +1,4 @@
-"""One attention call in the engine's terms: arrays with split heads, what decides which pairs attend, static choices."""
+"""One attention call in the engine's terms: arrays with split heads, what attends to what, static choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from xformer.attention.layout import Layout
 from xformer.attention.pattern import Pattern
 from xformer.attention.relative import Relative
 
@@ -15,9 +14,10 @@ Array = jax.Array
 
 
 class Inputs(NamedTuple):
-    """What the result is differentiated by. `relative` is None or a `Relative`; `bias` None or `[b, k, g, q_len, kv_len]`.
+    """What the result is differentiated by.
 
-    query `[batch, kv_heads, groups, q_len, head_dim]`; key, value `[batch, kv_heads, 1, kv_len, head_dim]`.
+    query `[batch, kv_heads, groups, q_len, head_dim]`; key, value `[batch, kv_heads, 1, kv_len, head_dim]`; bias
+    `[batch, kv_heads, groups, q_len, kv_len]` with axes of size 1 where it broadcasts.
     """
 
     query: Array
@@ -31,14 +31,14 @@ class Controls(NamedTuple):
     """What decides which pairs attend. Axes of size 1 broadcast.
 
     Attributes:
-      layout: the tiles to visit.
+      layout: the tiles to visit; the dense implementation needs none.
       mask: bool `[b, k, g, q_len or 1, kv_len or 1]`.
       q_segments, kv_segments: int `[b, 1, 1, length, 1]` and `[b, 1, 1, 1, length]`.
       offset: int scalar, the position of the first query.
       dropout_rng: a key, with `Settings.dropout_rate` above 0.
     """
 
-    layout: Layout
+    layout: Any  # a Layout
     mask: Array | None = None
     q_segments: Array | None = None
     kv_segments: Array | None = None
@@ -55,5 +55,3 @@ class Settings:
     broadcast_dropout: bool = True
     pattern: Pattern | None = None
     precision: Any = None
-
-

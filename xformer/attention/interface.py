@@ -89,7 +89,9 @@ class Attention:
             raise ValueError(f"{self._name}.causal must be True or False, got {self.causal!r}")
         if self.implementation is not None and self.implementation not in get_args(Implementation):
             choices = ", ".join(map(repr, get_args(Implementation)))
-            raise ValueError(f"{self._name}.implementation must be None or one of {choices}, got {self.implementation!r}")
+            raise ValueError(
+                f"{self._name}.implementation must be None or one of {choices}, got {self.implementation!r}"
+            )
 
     @property
     def _name(self) -> str:
@@ -176,7 +178,7 @@ class Attention:
         raise NotImplementedError
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:
-        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`; None where pairs do not exist."""
+        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`; None where there are none."""
         raise NotImplementedError
 
     def cost(self, shape: Shape) -> Cost:
@@ -196,14 +198,14 @@ def _param_shapes(op: Attention, shape: Shape) -> dict[str, tuple[int, ...]]:
 
 def _by_example(op: Attention, call: Call, params: Params | None) -> Array:
     """Every example with its own query offset."""
-    arrays = {
+    arrays: dict[str, Any] = {
         field.name: getattr(call, field.name)
         for field in dataclasses.fields(call)
         if field.name in Call.BATCHED and getattr(call, field.name) is not None
     }
     axes = {name: 0 if x.shape[0] == call.batch else None for name, x in arrays.items()}
 
-    def one(index: Array, arrays: dict[str, Array]) -> Array:
+    def one(index: Any, arrays: dict[str, Any]) -> Array:
         rng = call.dropout_rng
         if rng is not None and not call.broadcast_dropout:
             rng = jax.random.fold_in(rng, index)

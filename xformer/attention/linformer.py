@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,8 @@ class Linformer(Attention):
       sharing: "none": a projection for each head, for keys and for values; "headwise": one for all heads; "key_value":
         the same one for keys and values too (section 4, "parameter sharing"). For layerwise sharing, give one
         `xformer.nn.AttentionFn` to every layer.
-      projection: "learned": any linear map; "mean": the mean of a window's real tokens; "conv": a convolution as wide as
-        its stride (section 4, "general projections").
+      projection: "learned": any linear map; "mean": the mean of a window's real tokens; "conv": a convolution as wide
+        as its stride (section 4, "general projections").
     """
 
     rank: int = 256
@@ -72,9 +72,11 @@ class Linformer(Attention):
             return {}
         heads = shape.kv_heads if self.sharing == "none" else 1
         if self.projection == "learned":
-            size, fan_in = (heads, self.rank, self.max_len), self.max_len
+            size: tuple[int, ...] = (heads, self.rank, self.max_len)
+            fan_in = self.max_len
         else:
-            size, fan_in = (heads, self.window, shape.head_dim, shape.head_dim), self.window * shape.head_dim
+            size = (heads, self.window, shape.head_dim, shape.head_dim)
+            fan_in = self.window * shape.head_dim
         names = ("shared",) if self.sharing == "key_value" else ("key", "value")
         rngs = jax.random.split(rng, len(names))
         return {name: fan_in**-0.5 * jax.random.normal(rng, size) for name, rng in zip(names, rngs, strict=True)}
@@ -116,7 +118,7 @@ class Linformer(Attention):
                 mixed.format(f"a mask with query dimension {call.mask.shape[2]} (only 1, a padding mask, works)")
             )
 
-    def _project(self, x: Array, kernel: Array | None, real: Array, precision: object) -> Array:
+    def _project(self, x: Array, kernel: Array | None, real: Array, precision: Any) -> Array:
         """`[batch, kv_len, heads, head_dim]` -> `[batch, slots, heads, head_dim]`."""
         if self.projection == "learned":
             assert kernel is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
@@ -16,7 +17,7 @@ from xformer.attention.interface import Attention, Cost, Params, Shape
 from xformer.attention.layout import Layout, ceil_div, make_layout, round_up
 from xformer.attention.pattern import Causal, Full, Pattern, dense
 from xformer.attention.position import Position
-from xformer.attention.relative import RelativeTiles
+from xformer.attention.relative import Relative, RelativeTiles
 
 Array = jax.Array
 TILE_SCORES = 4 * 2**20  # scores computed in one go: 16 MiB in float32, which caches and allocator still like
@@ -40,7 +41,7 @@ class PairAttention(Attention):
             raise ValueError(f"{self._name}.position must be a position term or None, got {self.position!r}")
 
     def token_pattern(self, kv_len: int, num_heads: int) -> Pattern:
-        """The pattern for keys at `[0, kv_len)`; `causal` need only be looked at where more than the cut depends on it."""
+        """The pattern for keys at `[0, kv_len)`; the causal cut comes on top, so most need not look at `causal`."""
         raise NotImplementedError
 
     def block(self, kv_len: int) -> int | None:
@@ -68,7 +69,11 @@ class PairAttention(Attention):
         batch, (q_len, kv_len) = call.batch, call.lengths
         known = isinstance(controls.offset, int)
         layout = self.layout(
-            batch, q_len, kv_len, call.query.shape[2], query_offset=controls.offset if known else None  # type: ignore
+            batch,
+            q_len,
+            kv_len,
+            call.query.shape[2],
+            query_offset=controls.offset if known else None,  # type: ignore
         )
         if not known:
             settings = dataclasses.replace(settings, pattern=pattern)
@@ -93,8 +98,9 @@ class PairAttention(Attention):
             # One row's distances come by row or by tile; num_tiles counts every row's.
             relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
             tables = sum(table is not None for table in (relative.key_table, relative.value_table)) if relative else 0
-            if tables:
-                tile = RelativeTiles(q_block, kv_block, relative.radius, num_tiles / num_rows)
+            if relative is not None and tables:
+                whole = self.implementation == "reference"
+                tile = RelativeTiles(q_block, kv_block, relative.radius, math.inf if whole else num_tiles / num_rows)
                 per_row = tile.flops_per_row(tables, head_dim, 1 if tile.by_row else num_tiles)
                 flops += per_row * (num_rows if tile.by_row else 1)
         return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
@@ -121,16 +127,16 @@ class PairAttention(Attention):
             return pattern
         return Causal() if isinstance(pattern, Full) else pattern & Causal()
 
-    def _relative(self, params: Params, num_heads: int, kv_len: int):
+    def _relative(self, params: Params, num_heads: int, kv_len: int) -> Relative | None:
         assert self.position is not None
         own = params.get("position", {})
         return self.position.relative(own, num_heads=num_heads, causal=self.causal, kv_len=kv_len)
 
     def _split(self, call: Call, params: Params) -> tuple[Inputs, Controls, Settings, Pattern]:
         """The call with split heads, rotated, and without a layout."""
-        (q_len, kv_len), num_heads, kv_heads = call.lengths, call.query.shape[2], call.key.shape[2]
+        (q_len, kv_len), num_heads = call.lengths, call.query.shape[2]
         self.check_params(params, call)
-        offset = 0
+        offset: int | Array = 0
         if self.POSITIONAL or self.causal or self.position is not None:
             offset = call.offset(self._name)
             if isinstance(offset, int):

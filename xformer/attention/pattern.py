@@ -1,8 +1,8 @@
 """Which (query, key) pairs exist: leaves, joined by `|` and `&`.
 
-A pattern is a frozen dataclass. It answers two questions: `allows` for single pairs and `tiles` for rectangles of pairs,
-so that the engine can list the tiles that hold any pair at all, and test single pairs only in tiles that hold some but
-not all. Positions count from 0 on both sides. Block patterns take `unit`, the number of tokens in a block.
+A pattern is a frozen dataclass. It answers two questions: `allows` for single pairs and `tiles` for rectangles of
+pairs, so that the engine can list the tiles that hold any pair at all, and test single pairs only in tiles that hold
+some but not all. Positions count from 0 on both sides. Block patterns take `unit`, the number of tokens in a block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Relative positions: terms that compose with every variant that keeps token pairs.
 
-A term is a frozen dataclass. `init` makes its parameters, `rotate` turns queries and keys before the scores (Rotary) and
-`relative` gives what is added to scores and values, as tables over the distance `key position - query position`.
+A term is a frozen dataclass. `init` makes its parameters, `rotate` turns queries and keys before the scores (Rotary)
+and `relative` gives what is added to scores and values, as tables over the distance `key position - query position`.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class MusicRelative(Position):
 class T5Bias(Position):
     """Bucketed relative bias of Raffel et al. 2020 ("T5"), section 2.1: a scalar for each head and bucket.
 
-    Half of a direction's buckets hold one distance each, the rest grow logarithmically up to `max_distance`, and the last
-    holds all beyond. Bidirectional attention gives half of all buckets to later keys; causal attention needs none there.
+    Half of a direction's buckets hold one distance each, the rest grow logarithmically up to `max_distance`, and the
+    last holds all beyond. Bidirectional attention gives half of all buckets to later keys; causal attention none.
 
     Parameters: `bias`: float32 `[num_heads, num_buckets]`.
     """

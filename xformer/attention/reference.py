@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,8 @@ Array = jax.Array
 
 
 def relative_tiles(q_len: int, kv_len: int, radius: int) -> RelativeTiles:
-    """The whole score matrix as one tile."""
-    return RelativeTiles(q_len, kv_len, radius, 1.0)
+    """The whole score matrix as one tile, with products by row."""
+    return RelativeTiles(q_len, kv_len, radius, math.inf)
 
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> tuple[Array, Array]:
@@ -35,11 +36,10 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     relative = inputs.relative
     if relative is not None:
         tile = relative_tiles(q_len, kv_len, relative.radius)
-        tile.einsum = einsum
         starts = tile.starts(jnp.asarray(controls.offset, jnp.int32), jnp.zeros((1, 1, 1), jnp.int32))
         if relative.key_table is not None:
             table = heads(relative.key_table).astype(dtype)
-            scores = scores + tile.key_scores(query, tile.key_row(query, table), table, starts)
+            scores = scores + tile.expand(einsum("bkgqd,kgnd->bkgqn", query, table), starts)
     scores = scores * settings.scale
     if relative is not None and relative.bias_table is not None:
         scores = scores + tile.bias_scores(heads(relative.bias_table).astype(dtype), starts)
@@ -64,11 +64,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     out = einsum("bkgqs,bkgsd->bkgqd", weights, value)
     if relative is not None and relative.value_table is not None:
         table = heads(relative.value_table).astype(dtype)
-        by_distance = tile.value_sum(weights, starts)
-        if tile.by_row:
-            out = out + einsum("bkgqn,kgnd->bkgqd", by_distance, table)
-        else:
-            out = out + einsum("bkgcqw,kgcwd->bkgqd", by_distance, tile.value_near(table, starts))
+        out = out + einsum("bkgqn,kgnd->bkgqd", tile.collapse(weights, starts), table)
     return out, weights
 
 

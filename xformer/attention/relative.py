@@ -1,4 +1,9 @@
-"""Relative terms on tiles: tables indexed by clipped distance, read by skewing."""
+"""Relative terms on tiles: tables indexed by clipped distance, read and summed without an array of pairs x head_dim.
+
+This is the skewing of Huang et al. 2018, section 3.4.1, for tiles anywhere in the score matrix: products with distances
+are moved to the pairs that have them. It is done by index, not by reshaping, and so is its transpose: what would be a
+scatter over pairs is a gather, since a query has at most one key at each distance that is not clipped.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from xformer.attention import tiles
 
 Array = jax.Array
 
@@ -23,13 +26,13 @@ Array = jax.Array
 class Relative:
     """What a position term adds, as tables over the distance `key position - query position`.
 
-    Entry `radius + d` is read for the distance `d`, clipped to `[-radius, radius]`. Heads is 1 where they share a table.
+    Entry `radius + d` is read for the distance `d`, clipped to `[-radius, radius]`. Heads is 1 where they share one.
 
     Attributes:
       key_table: `[heads, 2 * radius + 1, head_dim]`; `query . table` is added to the score before scaling.
       value_table: `[heads, 2 * radius + 1, head_dim]`; added to the value of each pair.
       bias_table: `[heads, 2 * radius + 1]`; added to the scaled score.
-      slopes: `[heads]`; `-slope * |distance|`, never clipped, is added to the scaled score.
+      slopes: `[heads]`; `-slope * |distance|`, never clipped, is added to the scaled score. Constants: no gradient.
       radius: the largest distance that the tables tell apart.
     """
 
@@ -41,13 +44,18 @@ class Relative:
 
 
 class RelativeTiles:
-    """The terms of one call, read for one query tile and a chunk of key tiles at a time.
+    """Reads tables for one query tile and a chunk of key tiles, and sums gradients back into them.
 
-    Two ways to the same numbers. By row: multiply the query tile with the whole table once, then skew parts of the
-    product. By tile: multiply it with just the distances that a tile holds. The first is cheaper for short tables.
+    Products with a table are taken one of two ways. By row: of the query tile with the whole table, once. By tile: with
+    just the `width` distances that a tile holds. The first is cheaper for short tables.
+
+    `starts`, int `[kv_heads, groups, chunk]`, is where each tile's first distance (from the last query to the first
+    key) stands in the table; it may be far outside. Pairs are `[b, k, g, q_block, keys]`, keys being chunk x kv_block.
     """
 
-    def __init__(self, q_block: int, kv_block: int, radius: int, tiles_per_row: float, einsum: Any = jnp.einsum) -> None:
+    def __init__(
+        self, q_block: int, kv_block: int, radius: int, tiles_per_row: float, einsum: Any = jnp.einsum
+    ) -> None:
         self.q_block, self.kv_block, self.radius, self.einsum = q_block, kv_block, radius, einsum
         self.size, self.width = 2 * radius + 1, q_block + kv_block
         self.by_row = self.size <= tiles_per_row * self.width
@@ -58,54 +66,130 @@ class RelativeTiles:
         return 2 * tables * self.q_block * distances * head_dim
 
     def starts(self, first_query: Array, columns: Array) -> Array:
-        """Place in the table of the first distance of each tile, int `[kv_heads, groups, chunk]`."""
+        """`starts` of the key tiles `columns` for the query tile at `first_query`."""
         return columns * self.kv_block - first_query - (self.q_block - 1) + self.radius
 
-    def _slices(self, table: Array, starts: Array, axis: int) -> Array:
-        padded = tiles.pad_edges(table, self.width, axis)
-        return tiles.distance_slices(padded, starts, self.width, self.size, axis)
+    def _index(self, starts: Array) -> Array:
+        """Place in the table of every pair's distance, before clipping, int `[k, g, q_block, keys]`."""
+        shift = jnp.arange(self.kv_block) + jnp.arange(self.q_block - 1, -1, -1)[:, None]
+        index = starts[:, :, None, :, None] + shift[:, None]
+        return index.reshape(*starts.shape[:2], self.q_block, -1)
+
+    # By row: `[b, k, g, q_block, size]` against pairs.
 
     def expand(self, by_distance: Array, starts: Array) -> Array:
-        """`[b, k, g, q_block, 2 * radius + 1]` -> `[b, k, g, q_block, keys]`; linear, copies only."""
-        return tiles.merge_pairs(tiles.skew(self._slices(by_distance, starts, -1), self.kv_block))
+        """The value of each pair's distance."""
+        index = jnp.clip(self._index(starts), 0, self.size - 1)[None]
+        shape = jnp.broadcast_shapes(by_distance.shape[:-1], index.shape[:-1])
+        wide = jnp.broadcast_to(by_distance, (*shape, self.size))
+        return _pick(wide, jnp.broadcast_to(index, (*shape, index.shape[-1])))
 
-    def collapse(self, by_key: Array, starts: Array) -> Array:
-        """The transpose of `expand`: sums values of pairs by distance."""
-        by_distance = jax.ShapeDtypeStruct((*by_key.shape[:-1], self.size), by_key.dtype)
-        return jax.linear_transpose(lambda x: self.expand(x, starts), by_distance)(by_key)[0]
+    def collapse(self, pairs: Array, starts: Array) -> Array:
+        """The transpose of `expand`: the sum over the pairs of each distance."""
+        split = self._split(pairs)  # [b, k, g, chunk, q_block, kv_block]
+        first = starts[..., None] + jnp.arange(self.q_block - 1, -1, -1)  # index of each query's first key
+        place = jnp.arange(self.size) - first[..., None]  # [k, g, chunk, q_block, size]: the key at that distance
+        inside = (place >= 0) & (place < self.kv_block)
+        place = jnp.clip(place, 0, self.kv_block - 1)[None]
+        picked = _pick(split, jnp.broadcast_to(place, (*split.shape[:-1], self.size)))
+        total = jnp.where(inside, picked, 0).sum(3)
+        index = self._index(starts)
+        below = jnp.where(index < 0, pairs, 0).sum(-1)
+        above = jnp.where(index > self.size - 1, pairs, 0).sum(-1)
+        return total.at[..., 0].add(below).at[..., -1].add(above)
 
-    def key_row(self, query: Array, table: Array) -> Array | None:
-        """Products of a query tile with every distance's key, if that is the way taken."""
-        return self.einsum("bkgqd,kgnd->bkgqn", query, table) if self.by_row else None
+    # By tile: `[b, k, g, chunk, q_block, width]` against pairs.
 
-    def key_scores(self, query: Array, row: Array | None, table: Array, starts: Array) -> Array:
-        """`query . key_table[distance]`, `[b, k, g, q_block, keys]`."""
-        if row is not None:
-            return self.expand(row, starts)
-        near = self._slices(table[None], starts, -2)[0]  # [k, g, chunk, width, head_dim]
-        products = self.einsum("bkgqd,kgcwd->bkgcqw", query, near)
-        return tiles.merge_pairs(tiles.skew(products, self.kv_block))
+    def gather(self, by_tile: Array) -> Array:
+        """Pairs from products with each tile's own distances."""
+        shift = jnp.arange(self.kv_block) + jnp.arange(self.q_block - 1, -1, -1)[:, None]
+        picked = _pick(by_tile, jnp.broadcast_to(shift, (*by_tile.shape[:-1], self.kv_block)))
+        merged = jnp.moveaxis(picked, 3, 4)
+        return merged.reshape(*merged.shape[:4], -1)
+
+    def spread(self, pairs: Array) -> Array:
+        """The transpose of `gather`."""
+        split = self._split(pairs)
+        place = jnp.arange(self.width) - jnp.arange(self.q_block - 1, -1, -1)[:, None]
+        inside = (place >= 0) & (place < self.kv_block)
+        place = jnp.broadcast_to(jnp.clip(place, 0, self.kv_block - 1), (*split.shape[:-1], self.width))
+        return jnp.where(inside, _pick(split, place), 0)
+
+    def near(self, table: Array, starts: Array) -> Array:
+        """A padded table's entries for each tile, `[k, g, chunk, width, head_dim]`; see `pad`."""
+        pick = lambda rows, start: jax.lax.dynamic_slice_in_dim(rows, start, self.width, 0)
+        tables, places = self._by_head(table, self._places(starts))
+        chunks = jax.vmap(jax.vmap(lambda rows, places: jax.vmap(pick, (None, 0))(rows, places)))(tables, places)
+        return chunks
+
+    def add_near(self, total: Array, starts: Array, update: Array) -> Array:
+        """Adds to a padded table where `near` reads it; sums over heads that share the table."""
+        places = self._places(starts)
+        shared = tuple(axis for axis in (0, 1) if total.shape[axis] == 1 and update.shape[axis] > 1)
+        if shared and places.shape[:2] == (1, 1):
+            update, shared = update.sum(shared, keepdims=True), ()
+
+        def add(rows: Array, place: Array, values: Array) -> Array:
+            old = jax.lax.dynamic_slice_in_dim(rows, place, self.width, 0)
+            return jax.lax.dynamic_update_slice_in_dim(rows, old + values, place, 0)
+
+        for chunk in range(places.shape[2]):
+            place, values = places[:, :, chunk], update[:, :, chunk]
+            if not shared:
+                place = jnp.broadcast_to(place, total.shape[:2])
+                total = jax.vmap(jax.vmap(add))(total, place, values)
+                continue
+            place = jnp.broadcast_to(place, values.shape[:2])
+            for k in range(values.shape[0]):
+                for g in range(values.shape[1]):
+                    at = k if total.shape[0] > 1 else 0, g if total.shape[1] > 1 else 0
+                    total = total.at[at].set(add(total[at], place[k, g], values[k, g]))
+        return total
+
+    def pad(self, table: Array) -> Array:
+        """Repeats the first and last entry of `[k, g, size, ...]`, for tiles that reach beyond the table."""
+        edges = [(0, 0), (0, 0), (self.width, self.width)] + [(0, 0)] * (table.ndim - 3)
+        return jnp.pad(table, edges, mode="edge")
+
+    def unpad(self, padded: Array) -> Array:
+        """The transpose of `pad`."""
+        before, table, after = jnp.split(padded, [self.width, self.width + self.size], axis=2)
+        return table.at[:, :, 0].add(before.sum(2)).at[:, :, -1].add(after.sum(2))
+
+    def _places(self, starts: Array) -> Array:
+        return jnp.clip(starts + self.width, 0, self.size + self.width)
+
+    @staticmethod
+    def _by_head(table: Array, places: Array) -> tuple[Array, Array]:
+        heads = jnp.broadcast_shapes(table.shape[:2], places.shape[:2])
+        return jnp.broadcast_to(table, (*heads, *table.shape[2:])), jnp.broadcast_to(places, (*heads, places.shape[2]))
+
+    def _split(self, pairs: Array) -> Array:
+        """`[b, k, g, q_block, keys]` -> `[b, k, g, chunk, q_block, kv_block]`."""
+        return jnp.moveaxis(pairs.reshape(*pairs.shape[:-1], -1, self.kv_block), -2, -3)
+
+    # Scores that need no product.
 
     def bias_scores(self, table: Array, starts: Array) -> Array:
-        """`bias_table[distance]`, `[1, k, g, q_block, keys]`."""
-        near = self._slices(table[None], starts, -1)[..., None, :]
-        near = jnp.broadcast_to(near, (*near.shape[:-2], self.q_block, self.width))
-        return tiles.merge_pairs(tiles.skew(near, self.kv_block))
+        """`bias_table[distance]` as pairs, from `[k, g, size]`."""
+        row = jnp.broadcast_to(table[None, :, :, None, :], (1, *table.shape[:2], self.q_block, self.size))
+        return self.expand(row, starts)
+
+    def bias_total(self, pairs: Array, starts: Array, shape: tuple[int, ...]) -> Array:
+        """The gradient of a bias table `[k, g, size]`, from that of the scores."""
+        total = self.collapse(pairs.sum(0, keepdims=True), starts).sum((0, 3))
+        return sum_to(total, shape)
 
     def slope_scores(self, slopes: Array, starts: Array) -> Array:
-        """`-slope * |distance|`, `[1, k, g, q_block, keys]`."""
-        first = starts + (self.q_block - 1) - self.radius  # key of the tile's first column less the first query
-        keys = (first[..., None] + jnp.arange(self.kv_block)).reshape(*first.shape[:2], 1, -1)
-        distance = jnp.abs(keys - jnp.arange(self.q_block)[:, None])
-        return (-slopes[..., None, None] * distance)[None]
+        """`-slope * |distance|` as pairs, from `[k, g]`."""
+        return (-slopes[..., None, None] * jnp.abs(self._index(starts) - self.radius))[None]
 
-    def value_sum(self, weights: Array, starts: Array) -> Array:
-        """What `value_out` needs of a chunk: weights by distance, `[b, k, g, q_block, distances]` or by tile."""
-        if self.by_row:
-            return self.collapse(weights, starts)
-        split = weights.reshape(*weights.shape[:-1], -1, self.kv_block)
-        return tiles.unskew(jnp.moveaxis(split, -2, -3))  # [b, k, g, chunk, q_block, width]
 
-    def value_near(self, table: Array, starts: Array) -> Array:
-        """The value table's part for a chunk's tiles, `[k, g, chunk, width, head_dim]`."""
-        return self._slices(table[None], starts, -2)[0]
+def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sums over the axes that have size 1 in `shape`, of the same rank."""
+    axes = tuple(axis for axis, (have, want) in enumerate(zip(x.shape, shape, strict=True)) if have != want)
+    return x.sum(axes, keepdims=True) if axes else x
+
+
+def _pick(x: Array, index: Array) -> Array:
+    return jnp.take_along_axis(x, index, axis=-1, mode="promise_in_bounds")

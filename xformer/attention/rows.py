@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from xformer.attention import tiles
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.layout import Group
-from xformer.attention.relative import RelativeTiles
+from xformer.attention.relative import RelativeTiles, sum_to
 
 Array = jax.Array
 LOWEST = -1e30  # below any score, above the mask constants that callers put in a bias; finite, so that no NaN arises
 
 
 class Place(NamedTuple):
-    """Where a chunk of tiles is: query tile `row`, key tiles `columns` and their `tests` `[kv_heads, groups, chunk]`."""
+    """Where a chunk of tiles is: query tile `row`, key tiles `columns`, `tests`; `[kv_heads, groups, chunk]` both."""
 
     row: Array
     columns: Array
@@ -27,11 +27,14 @@ class Place(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The tables of `Relative` with heads split, `[kv_heads or 1, groups or 1, distances, ...]`, in the compute dtype."""
+    """The tables of `Relative` with heads split, `[kv_heads or 1, groups or 1, distances, ...]`, in the compute dtype.
 
-    key: Array | None = None
-    value: Array | None = None
-    bias: Array | None = None
+    Tables that are read by tile are padded.
+    """
+
+    key: Any = None
+    value: Any = None
+    bias: Any = None
 
 
 class Totals(NamedTuple):
@@ -39,7 +42,7 @@ class Totals(NamedTuple):
 
     key: Array
     value: Array
-    bias: Array | None
+    bias: Any
     tables: Tables
 
 
@@ -54,15 +57,17 @@ class Rows:
         self.dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
         self.einsum = functools.partial(jnp.einsum, precision=settings.precision)
         self.key, self.value = (self.split(x) for x in (inputs.key, inputs.value))
-        self.tables, self.slopes, self.relative = Tables(), None, None
+        self.tables, self.slopes = Tables(), None
+        self.relative: Any = None  # a RelativeTiles where there are relative terms
         if inputs.relative is not None:
             terms = inputs.relative
+            self.relative = RelativeTiles(self.q_block, self.kv_block, terms.radius, layout.tiles_per_row, self.einsum)
             split = lambda x: None if x is None else self.heads(x).astype(self.dtype)
-            self.tables = Tables(*(split(x) for x in (terms.key_table, terms.value_table, terms.bias_table)))
-            self.slopes = split(terms.slopes)
-            self.relative = RelativeTiles(
-                self.q_block, self.kv_block, terms.radius, layout.tiles_per_row, self.einsum
+            pad = lambda x: x if x is None or self.relative.by_row else self.relative.pad(x)
+            key, value, bias, self.slopes = (
+                split(x) for x in (terms.key_table, terms.value_table, terms.bias_table, terms.slopes)
             )
+            self.tables = Tables(pad(key), pad(value), bias)
 
     # Shapes.
 
@@ -75,7 +80,7 @@ class Rows:
         return x.reshape(*((1, 1) if x.shape[0] == 1 else (self.kv_heads, self.groups)), *x.shape[1:])
 
     def in_order(self, parts: Any) -> Array:
-        """Rows of all groups, each `[num_rows, batch, kv_heads, groups, q_block, ...]` -> `[batch, ..., q_len, ...]`."""
+        """Rows of all groups, `[num_rows, batch, kv_heads, groups, q_block, ...]` -> `[batch, ..., q_len, ...]`."""
         rows = parts[0]
         if len(parts) > 1:
             numbers = jnp.concatenate([jnp.asarray(group.rows) for group in self.controls.layout.groups])
@@ -129,22 +134,32 @@ class Rows:
         first_query = self.controls.offset + place.row * self.q_block
         return self.relative.starts(first_query, place.columns)
 
-    def _scores(
-        self, query: Array, key: Array, bias: Array | None, row: Array | None, tables: Tables, place: Place
-    ) -> Array:
+    def _scores(self, query: Array, key: Array, bias: Array | None, extra: Array | float) -> Array:
         """`[batch, kv_heads, groups, q_block, keys]`; differentiated in `backward`."""
-        scores = self.einsum("bkgqd,bkgsd->bkgqs", query, key)
-        if tables.key is not None:
-            scores = scores + self.relative.key_scores(query, row, tables.key, self._starts(place))
-        scores = scores * self.settings.scale
-        if tables.bias is not None:
-            scores = scores + self.relative.bias_scores(tables.bias, self._starts(place))
-        if self.slopes is not None:
-            scores = scores + self.relative.slope_scores(self.slopes, self._starts(place))
+        scores = self.einsum("bkgqd,bkgsd->bkgqs", query, key) * self.settings.scale + extra
         return scores if bias is None else scores + bias
 
-    def _key_row(self, query: Array, table: Array | None) -> Array | None:
-        return None if table is None else self.relative.key_row(query, table)
+    def _relative_scores(self, query: Array, row: Array | None, place: Place) -> Array | float:
+        """What relative positions add to the scores of a chunk."""
+        if self.relative is None:
+            return 0.0
+        starts, extra = self._starts(place), 0.0
+        if row is not None:
+            extra = self.relative.expand(row, starts) * self.settings.scale
+        elif self.tables.key is not None:
+            near = self.relative.near(self.tables.key, starts)
+            extra = self.relative.gather(self.einsum("bkgqd,kgcwd->bkgcqw", query, near)) * self.settings.scale
+        if self.tables.bias is not None:
+            extra = extra + self.relative.bias_scores(self.tables.bias, starts)
+        if self.slopes is not None:
+            extra = extra + self.relative.slope_scores(self.slopes, starts)
+        return extra
+
+    def _key_row(self, query: Array) -> Array | None:
+        """Products of a query tile with the whole key table, if that is the way taken."""
+        if self.tables.key is None or not self.relative.by_row:
+            return None
+        return self.einsum("bkgqd,kgnd->bkgqn", query, self.tables.key)
 
     def _allowed(self, group: Group, place: Place) -> Array | None:
         """Which pairs of the tile attend, broadcastable to the scores; None for all."""
@@ -180,14 +195,14 @@ class Rows:
 
     def forward(self, group: Group, operands: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         """Output `[batch, kv_heads, groups, q_block, head_dim]` and log-sum-exp `[..., q_block]` of a query tile."""
-        query = self._row_of(self.inputs.query, operands[0])
-        row, tables = self._key_row(query, self.tables.key), self.tables
-        sum_by_distance = tables.value is not None and self.relative.by_row
+        query, value_table = self._row_of(self.inputs.query, operands[0]), self.tables.value
+        row = self._key_row(query)
+        by_row = value_table is not None and self.relative.by_row
 
         def step(carry: Any, place: Place) -> Any:
             top, norm, out, by_distance = carry
             key, value = self._keys(self.key, place), self._keys(self.value, place)
-            scores = self._scores(query, key, self._bias(place), row, tables, place)
+            scores = self._scores(query, key, self._bias(place), self._relative_scores(query, row, place))
             allowed = self._allowed(group, place)
             if allowed is not None:
                 scores = jnp.where(allowed, scores, LOWEST)
@@ -199,21 +214,19 @@ class Rows:
             norm = norm * shrink + weights.sum(-1)
             weights = weights * self._kept(place, weights.shape)
             out = out * shrink[..., None] + self.einsum("bkgqs,bkgsd->bkgqd", weights, value)
-            if tables.value is not None:
-                part = self.relative.value_sum(weights, self._starts(place))
-                if sum_by_distance:
-                    by_distance = by_distance * shrink[..., None] + part
-                else:
-                    near = self.relative.value_near(tables.value, self._starts(place))
-                    out = out + self.einsum("bkgcqw,kgcwd->bkgqd", part, near)
+            if by_row:
+                by_distance = by_distance * shrink[..., None] + self.relative.collapse(weights, self._starts(place))
+            elif value_table is not None:
+                near = self.relative.near(value_table, self._starts(place))
+                out = out + self.einsum("bkgcqw,kgcwd->bkgqd", self.relative.spread(weights), near)
             return new_top, norm, out, by_distance
 
         per_query = query.shape[:-1]
         start = (jnp.full(per_query, LOWEST, self.dtype), jnp.zeros(per_query, self.dtype), jnp.zeros_like(query))
-        by_distance = jnp.zeros((*per_query, self.relative.size), self.dtype) if sum_by_distance else None
+        by_distance = jnp.zeros((*per_query, self.relative.size), self.dtype) if by_row else None
         top, norm, out, by_distance = self._chunks(step, (*start, by_distance), operands)
-        if sum_by_distance:
-            out = out + self.einsum("bkgqn,kgnd->bkgqd", by_distance, tables.value)
+        if by_row:
+            out = out + self.einsum("bkgqn,kgnd->bkgqd", by_distance, value_table)
         attended = norm > 0
         norm = jnp.where(attended, norm, 1.0)
         # -LOWEST makes every weight of a row with nothing to attend to zero in the backward pass too.
@@ -223,18 +236,16 @@ class Rows:
         self, group: Group, d_out: Array, lse: Array, delta: Array, totals: Totals, operands: Any
     ) -> tuple[Totals, Array]:
         """Adds a query tile's part to the totals and returns its own gradient."""
-        query, d_out, lse, delta = (
-            self._row_of(x, operands[0]) for x in (self.inputs.query, d_out, lse, delta)
-        )
-        tables = self.tables
-        row, pull_row = jax.vjp(self._key_row, query, tables.key)
+        query, d_out, lse, delta = (self._row_of(x, operands[0]) for x in (self.inputs.query, d_out, lse, delta))
+        row, tables = self._key_row(query), self.tables
         by_row = tables.value is not None and self.relative.by_row
         d_by_distance = self.einsum("bkgqd,kgnd->bkgqn", d_out, tables.value) if by_row else None
 
         def step(carry: Any, place: Place) -> Any:
             totals, d_query, d_row, by_distance = carry
             key, value, bias = self._keys(self.key, place), self._keys(self.value, place), self._bias(place)
-            scores, pull = jax.vjp(functools.partial(self._scores, place=place), query, key, bias, row, tables)
+            extra = self._relative_scores(query, row, place)
+            scores, pull = jax.vjp(functools.partial(self._scores, extra=extra), query, key, bias)
             weights = jnp.exp(scores - lse[..., None])
             allowed = self._allowed(group, place)
             if allowed is not None:
@@ -243,72 +254,70 @@ class Rows:
             dropped = weights * kept
             d_weights = self.einsum("bkgqd,bkgsd->bkgqs", d_out, value)
             d_value = self.einsum("bkgqs,bkgqd->bkgsd", dropped, d_out)
-            d_value_table = None
-            if tables.value is not None:
-                starts = self._starts(place)
-                part = self.relative.value_sum(dropped, starts)
-                if by_row:
-                    by_distance = by_distance + part
-                    d_weights = d_weights + self.relative.expand(d_by_distance, starts)
-                else:
-                    near, pull_near = jax.vjp(lambda table: self.relative.value_near(table, starts), tables.value)
-                    by_tile = self.einsum("bkgqd,kgcwd->bkgcqw", d_out, near)
-                    d_weights = d_weights + tiles.merge_pairs(tiles.skew(by_tile, self.kv_block))
-                    d_near = self.einsum("bkgcqw,bkgqd->kgcwd", part, d_out)
-                    (d_value_table,) = pull_near(self._sum_heads(d_near, near.shape))
+            new = totals.tables
+            if by_row:
+                by_distance = by_distance + self.relative.collapse(dropped, self._starts(place))
+                d_weights = d_weights + self.relative.expand(d_by_distance, self._starts(place))
+            elif tables.value is not None:
+                near = self.relative.near(tables.value, self._starts(place))
+                d_weights = d_weights + self.relative.gather(self.einsum("bkgqd,kgcwd->bkgcqw", d_out, near))
+                d_near = self.einsum("bkgcqw,bkgqd->kgcwd", self.relative.spread(dropped), d_out)
+                new = new._replace(value=self.relative.add_near(new.value, self._starts(place), d_near))
             d_scores = weights * (d_weights * kept - delta[..., None])
-            dq, dk, d_bias, dr, d_tables = pull(d_scores)
-            if d_value_table is not None:
-                d_tables = d_tables._replace(value=d_value_table)
-            add = functools.partial(tiles.add_blocks, columns=place.columns)
-            split = lambda x: x.reshape(*x.shape[:3], -1, self.kv_block, x.shape[-1])
-            new_bias = totals.bias
-            if totals.bias is not None:
-                new_bias = tiles.add_pairs(totals.bias, place.row, place.columns, d_bias, self.q_block, self.kv_block)
+            dq, dk, d_bias = pull(d_scores)
+            scaled = d_scores * self.settings.scale
+            if row is not None:
+                d_row = d_row + self.relative.collapse(scaled, self._starts(place))
+            elif tables.key is not None:
+                near, spread = self.relative.near(tables.key, self._starts(place)), self.relative.spread(scaled)
+                dq = dq + self.einsum("bkgcqw,kgcwd->bkgqd", spread, near)
+                d_near = self.einsum("bkgcqw,bkgqd->kgcwd", spread, query)
+                new = new._replace(key=self.relative.add_near(new.key, self._starts(place), d_near))
+            if tables.bias is not None:
+                part = self.relative.bias_total(d_scores, self._starts(place), tables.bias.shape)
+                new = new._replace(bias=new.bias + part)
             totals = Totals(
-                key=add(totals.key, update=split(self._sum_groups(dk, place))),
-                value=add(totals.value, update=split(self._sum_groups(d_value, place))),
-                bias=new_bias,
-                tables=jax.tree.map(jnp.add, totals.tables, d_tables),
+                self._add_keys(totals.key, place, dk), self._add_keys(totals.value, place, d_value), totals.bias, new
             )
-            return totals, d_query + dq, jax.tree.map(jnp.add, d_row, dr), by_distance
+            if bias is not None:
+                sizes = self.q_block, self.kv_block
+                totals = totals._replace(bias=tiles.add_pairs(totals.bias, place.row, place.columns, d_bias, *sizes))
+            return totals, d_query + dq, d_row, by_distance
 
         zeros = lambda x: None if x is None else jnp.zeros_like(x)
         start = (totals, jnp.zeros_like(query), zeros(row), zeros(d_by_distance))
         totals, d_query, d_row, by_distance = self._chunks(step, start, operands)
+        new = totals.tables
         if row is not None:
-            dq, d_key_table = pull_row(d_row)
-            d_query = d_query + dq
-            totals = totals._replace(tables=totals.tables._replace(key=totals.tables.key + d_key_table))
+            d_query = d_query + self.einsum("bkgqn,kgnd->bkgqd", d_row, tables.key)
+            part = self.einsum("bkgqn,bkgqd->kgnd", d_row, query)
+            new = new._replace(key=new.key + sum_to(part, tables.key.shape))
         if by_row:
-            d_table = self.einsum("bkgqn,bkgqd->kgnd", by_distance, d_out)
-            d_table = totals.tables.value + self._sum_heads(d_table, tables.value.shape)
-            totals = totals._replace(tables=totals.tables._replace(value=d_table))
-        return totals, d_query
+            part = self.einsum("bkgqn,bkgqd->kgnd", by_distance, d_out)
+            new = new._replace(value=new.value + sum_to(part, tables.value.shape))
+        return totals._replace(tables=new), d_query
 
-    def _sum_groups(self, x: Array, place: Place) -> Array:
-        """Sums over the query heads of a key head where they pick the same blocks."""
-        return x.sum(2, keepdims=True) if place.columns.shape[1] == 1 and x.shape[2] > 1 else x
-
-    @staticmethod
-    def _sum_heads(x: Array, shape: tuple[int, ...]) -> Array:
-        shared = tuple(axis for axis in (0, 1) if shape[axis] == 1 and x.shape[axis] > 1)
-        return x.sum(shared, keepdims=True) if shared else x
+    def _add_keys(self, total: Array, place: Place, update: Array) -> Array:
+        """Adds gradients of keys or values `[batch, kv_heads, groups or 1, keys, head_dim]` where they belong."""
+        if place.columns.shape[1] == 1 and update.shape[2] > 1:  # the group's queries picked the same blocks
+            update = update.sum(2, keepdims=True)
+        return tiles.add_blocks(total, place.columns, self.split(update))
 
     # Gradients of the whole call.
 
     def zeros(self) -> Totals:
         """Totals to start from."""
-        zeros = lambda x: None if x is None else jnp.zeros(x.shape, self.dtype)
+        zeros: Any = lambda x: None if x is None else jnp.zeros(x.shape, self.dtype)
         tables = Tables(*(zeros(table) for table in self.tables))
         return Totals(zeros(self.key), zeros(self.value), zeros(self.inputs.bias), tables)
 
     def gradients(self, d_query: Array, totals: Totals) -> Inputs:
         """The totals in the shapes and dtypes of the inputs."""
-        inputs, relative = self.inputs, self.inputs.relative
+        inputs, relative, tables = self.inputs, self.inputs.relative, totals.tables
         grads = Inputs(d_query, totals.key, totals.value, totals.bias, None)
         if relative is not None:
-            grads = grads._replace(
-                relative=type(relative)(*totals.tables, jax.tree.map(jnp.zeros_like, relative.slopes), relative.radius)
-            )
+            unpad = lambda x: x if x is None or self.relative.by_row else self.relative.unpad(x)
+            slopes = jax.tree.map(jnp.zeros_like, relative.slopes)
+            terms = type(relative)(unpad(tables.key), unpad(tables.value), tables.bias, slopes, relative.radius)
+            grads = grads._replace(relative=terms)
         return jax.tree.map(lambda grad, x: grad.reshape(x.shape).astype(x.dtype), grads, inputs)

@@ -1,4 +1,4 @@
-"""Operations on one tile of the score matrix: picking key blocks, relative positions by skewing, dropout.
+"""Operations on one tile of the score matrix: picking key blocks, masks, dropout.
 
 Arrays carry two head axes, `kv_heads` and `groups` (query heads per key head); either is 1 where heads share a value.
 """
@@ -6,7 +6,6 @@ Arrays carry two head axes, `kv_heads` and `groups` (query heads per key head); 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +58,7 @@ def add_blocks(total: Array, columns: Array, update: Array) -> Array:
 
 
 def take_pairs(pairs: Array, row: Array, columns: Array, q_block: int, kv_block: int) -> Array:
-    """The tile of a mask or bias `[batch, kv_heads, groups, q_len or 1, kv_len or 1]` at a query tile and its key tiles."""
+    """A mask or bias `[batch, kv_heads, groups, q_len or 1, kv_len or 1]` at a query tile and its key tiles."""
     if pairs.shape[3] > 1:
         pairs = jax.lax.dynamic_slice_in_dim(pairs, row * q_block, q_block, 3)
     if pairs.shape[4] == 1:
@@ -98,61 +97,6 @@ def merge_pairs(blocks: Array) -> Array:
     """`[..., chunk, rows, kv_block]` -> `[..., rows, chunk * kv_block]`."""
     merged = jnp.moveaxis(blocks, -3, -2)
     return merged.reshape(*merged.shape[:-2], -1)
-
-
-def skew(by_distance: Array, kv_block: int) -> Array:
-    """`[..., q_block, q_block + kv_block]` indexed by distance -> `[..., q_block, kv_block]` indexed by key.
-
-    Column `c` of the input is the distance `c - (q_block - 1)` from the tile's first query to the key; the last column is
-    unused. Copies only, no gather: the reshape of Huang et al. 2018, section 3.4.1, for a tile anywhere in the matrix.
-    """
-    q_block, width = by_distance.shape[-2:]
-    flat = by_distance.reshape(*by_distance.shape[:-2], q_block * width)
-    flat = jax.lax.slice_in_dim(flat, q_block - 1, q_block - 1 + q_block * (width - 1), axis=-1)
-    return flat.reshape(*by_distance.shape[:-2], q_block, width - 1)[..., :kv_block]
-
-
-def unskew(by_key: Array) -> Array:
-    """The transpose of `skew`: `[..., q_block, kv_block]` -> `[..., q_block, q_block + kv_block]`, zero where no pair is."""
-    q_block, kv_block = by_key.shape[-2:]
-    width = q_block + kv_block
-    padded = jnp.pad(by_key, [(0, 0)] * (by_key.ndim - 1) + [(0, width - 1 - kv_block)])
-    flat = padded.reshape(*by_key.shape[:-2], q_block * (width - 1))
-    flat = jnp.pad(flat, [(0, 0)] * (by_key.ndim - 2) + [(q_block - 1, 1)])
-    return flat.reshape(*by_key.shape[:-2], q_block, width)
-
-
-def pad_edges(table: Array, width: int, axis: int) -> Array:
-    """Repeats the first and the last entry `width` times: what a clipped distance beyond the table reads."""
-    first, last = (jax.lax.slice_in_dim(table, at, at + 1, axis=axis) for at in (0, table.shape[axis] - 1))
-    return jnp.concatenate([jnp.repeat(first, width, axis), table, jnp.repeat(last, width, axis)], axis)
-
-
-def distance_slices(padded: Array, starts: Array, width: int, size: int, axis: int) -> Array:
-    """Slices `width` distances for each tile of a chunk.
-
-    Args:
-      padded: `[batch or 1, kv_heads or 1, groups or 1, ...]` with `size + 2 * width` distances on `axis` (negative).
-      starts: int `[kv_heads, groups, chunk]`: place in the unpadded table of each tile's first distance, any value.
-      width: distances a tile reads. size: entries of the unpadded table.
-
-    Returns:
-      `[batch or 1, kv_heads, groups, chunk, ...]` with `width` entries on `axis`.
-    """
-    places = jnp.clip(starts + width, 0, size + width)
-    pick = lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, width, axis)
-    many = lambda x, starts: jnp.stack([pick(x, starts[place]) for place in range(starts.shape[0])], 1)
-    if places.shape[:2] == (1, 1):
-        lead = padded.reshape(-1, *padded.shape[3:])
-        return many(lead, places[0, 0]).reshape(*padded.shape[:3], places.shape[2], *_sliced(padded, width, axis))
-    padded = jnp.broadcast_to(padded, (padded.shape[0], *places.shape[:2], *padded.shape[3:]))
-    return jax.vmap(jax.vmap(many, in_axes=(1, 0), out_axes=1), in_axes=(1, 0), out_axes=1)(padded, places)
-
-
-def _sliced(padded: Array, width: int, axis: int) -> tuple[int, ...]:
-    shape = list(padded.shape[3:])
-    shape[axis] = width
-    return tuple(shape)
 
 
 @functools.partial(jax.jit, static_argnames=("rate", "shape"))
