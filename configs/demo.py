@@ -26,7 +26,7 @@ def get_config(arg: str = "full") -> ConfigDict:
     return common.experiment(
         f"demo_{arg}",
         attention=attention(arg),
-        task={"name": "listops", "preset": "listops_128", "num_train": 20_000},
+        task={"name": "listops", "preset": "listops_128", "num_train": 20_000, "num_validation": 1_000},
         model={"num_layers": 2, "width": 64, "num_heads": 4, "mlp_dim": 128},
         optimizer={"learning_rate": 2e-3, "warmup_steps": 50},
         train={"num_steps": 400, "batch_size": 32, "eval_every": 50, "checkpoint_every": 200, "log_every": 20},

@@ -62,7 +62,7 @@ def trained(tmp_path_factory, data_dir):
     assert code == 0, err
     assert out == "" and "Traceback" not in err
     assert "batch 8 (8 a device)" in err
-    assert "inputs cut at 128 tokens: 0.0% of train" in err
+    assert "64 train (0.0% truncated)" in err
     assert "WARNING: optimizer.warmup_steps: 50 is above train.num_steps 10" in err
     return workdir
 

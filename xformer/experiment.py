@@ -72,12 +72,9 @@ class Experiment:
         Raises:
           DataMissing: the data is not there and can't be made; the message says how to get it.
         """
-        say = progress or (lambda line: None)
         # The user's own files are read here; what is wrong with them is a wrong `task` section.
         _construct("task", self.config.to_dict(), lambda: self.task.prepare(data_dir, progress=progress))
         data = self.task.open(data_dir)
-        shares = ", ".join(f"{share:.1%} of {split}" for split, share in data.info["truncated"].items())
-        say(f"{self.config.task.name}: inputs cut at {data.max_len} tokens: {shares}")
         sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
         return Trainer(
             model_fn=self.model_fn(**sizes),
