@@ -137,9 +137,7 @@ def test_dropout_comes_from_the_call_and_leaves_no_state():
             model(inputs, mask, deterministic=False)
 
 
-@pytest.mark.parametrize(
-    ("name", "norm"), [("full", "pre"), ("shaw", "post"), ("bigbird", "post"), ("linformer", "pre")]
-)
+@pytest.mark.parametrize(("name", "norm"), [("shaw", "post"), ("linformer", "pre")])
 def test_bfloat16_computes_near_float32_with_float32_parameters(name, norm):
     inputs, mask = make_batch()
     model = make_model(OPS[name], dtype=jnp.bfloat16, norm=norm)

@@ -127,6 +127,8 @@ def test_sinusoidal_positions_are_those_of_the_paper():
 def test_learned_positions_end_at_max_len():
     positions = LearnedPositions(5, WIDTH, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(positions(3), positions(5)[:3])
+    table = LearnedPositions(500, 64, rngs=nnx.Rngs(0))(500)
+    np.testing.assert_allclose(table.std(), 1, atol=0.02)
     with pytest.raises(ValueError, match="at most max_len 5, got 6"):
         positions(6)
 

@@ -83,6 +83,26 @@ class TwoLayers(nn.Module):
         return self.second(self.first(x))
 
 
+class Compact(nn.Module):
+    """Two layers with an AttentionFn each, of this module or of the layers."""
+
+    owner: dict
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(2):
+            attention_fn = AttentionFn(op=OPS["linformer"], **self.owner)
+            x = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attention_fn)(x)
+        return x
+
+
+def test_inside_a_compact_module_the_parameters_stand_where_the_docstring_says():
+    for owner, inside in (({}, False), ({"parent": None}, True)):
+        params = Compact(owner).init(jax.random.key(0), make_x())["params"]
+        assert ("AttentionFn_0" in params and "AttentionFn_1" in params) == (not inside)
+        assert ("attention_fn" in params["MultiHeadDotProductAttention_0"]) == inside
+
+
 def test_one_attention_fn_in_two_layers_is_one_set_of_parameters():
     params = TwoLayers().init(jax.random.key(0), make_x())["params"]
     assert set(params) == {"attention_fn", "first", "second"}

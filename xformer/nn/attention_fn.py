@@ -19,7 +19,8 @@ class AttentionFn(nnx.Module):
     """Holds an op's parameters; pass it as `nnx.MultiHeadAttention(attention_fn=AttentionFn(op, ...))`.
 
     Give one AttentionFn to several layers and they share its parameters (Linformer's layerwise sharing). Under Flax's
-    `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `nnx.Intermediate`.
+    `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `nnx.Intermediate`. In
+    Linen use `xformer.nn.linen.AttentionFn`: Linen does not see the parameters of this one.
 
     Args:
       op: any `xformer.attention` op.

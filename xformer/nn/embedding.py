@@ -43,7 +43,10 @@ class TokenEmbedding(nnx.Module):
 
 
 class LearnedPositions(nnx.Module):
-    """One trained vector for each of `max_len` positions (BERT: Devlin et al. 2019, section 3)."""
+    """One trained vector for each of `max_len` positions (BERT: Devlin et al. 2019, section 3).
+
+    Made and scaled like the token embedding, so that tokens and places start with equal weight.
+    """
 
     def __init__(
         self,
@@ -54,16 +57,16 @@ class LearnedPositions(nnx.Module):
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        init = nnx.initializers.normal(stddev=0.02)
+        init = nnx.initializers.normal(stddev=width**-0.5)
         self.table = nnx.Param(init(rngs.params(), (max_len, width), param_dtype))
         self.dtype = dtype
 
     def __call__(self, length: int) -> Array:
         """Vectors of positions 0 to `length` - 1, `[length, width]`. ValueError above `max_len`."""
-        max_len = self.table.shape[0]
+        max_len, width = self.table.shape
         if length > max_len:
             raise ValueError(f"length must be at most max_len {max_len}, got {length}")
-        return self.table[:length].astype(self.dtype)
+        return self.table[:length].astype(self.dtype) * width**0.5
 
 
 class SinusoidalPositions(nnx.Module):

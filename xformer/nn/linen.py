@@ -19,8 +19,11 @@ class AttentionFn(nn.Module):
     """Holds an op's parameters; pass it as `nn.MultiHeadDotProductAttention(attention_fn=AttentionFn(op=op))`.
 
     The parameters are made from the shapes of the first query and key and stand under `attention_fn` in the layer's
-    `params`. An AttentionFn that a parent module makes once and gives to several layers shares its parameters. Under
-    `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `intermediates`.
+    `params`. Made inside another module's `@nn.compact` method it belongs to that module, as all of Linen does, and its
+    parameters stand there as `AttentionFn_0`; `AttentionFn(op=op, parent=None)` leaves them to the layer. One
+    AttentionFn that a module gives to several layers shares its parameters.
+
+    Under `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `intermediates`.
 
     Attributes:
       op: any `xformer.attention` op.
