@@ -51,9 +51,7 @@ def test_two_processes_stop_together_lose_one_and_end_like_one_process(tmp_path,
     assert both[0].returncode == 1 and "ProcessLost: process 0 of 2 can't go on" in output, output
     assert "start them all again: the run goes on from step" in output
 
-    both = start_both(workdir, compile_cache)
-    outputs = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
+    make_trainer(workdir, **SETTINGS | {"mesh": {"data": 1}}).fit()  # one process goes on for the two
     for one, two in zip(rows(tmp_path / "one"), rows(workdir), strict=True):
         assert (one["step"], one["split"], one["examples"]) == (two["step"], two["split"], two["examples"])
         assert two["loss"] == pytest.approx(one["loss"], rel=2e-5)

@@ -1,13 +1,14 @@
 """What a restart must not change, and what a kill, a full disk or a damaged file must not break."""
 
 import json
+import os
 import shutil
 import signal
 import time
 
 import numpy as np
 import pytest
-from train_fake import arrays, compile_cache, make_trainer, rows, run_process, start_process  # noqa: F401
+from train_fake import FakeData, arrays, compile_cache, make_trainer, rows, run_process, start_process  # noqa: F401
 
 from xformer.train import CheckpointError, Interrupted
 from xformer.train.checkpoint import Checkpoints
@@ -33,22 +34,27 @@ def undisturbed(tmp_path_factory, compile_cache):  # noqa: F811
     return workdir
 
 
-@pytest.mark.parametrize(
-    ("parallel", "devices"),
-    [("jit", 2), ("pmap", 2)],
-)
-def test_ten_steps_are_five_and_a_new_process_and_five(tmp_path, compile_cache, parallel, devices):  # noqa: F811
-    settings = {"parallel": parallel, "mesh": {"data": devices}, "accumulate": 2, "dropout_rate": 0.3}
-    once = [run_process(tmp_path / "once", compile_cache, devices, **settings)]
-    assert once[0][0] == 0, once
-    code, output = run_process(tmp_path / "twice", compile_cache, devices, stop_at_step=5, **settings)
+def test_ten_steps_are_five_and_a_new_process_and_five(tmp_path, compile_cache):  # noqa: F811
+    settings = {"mesh": {"data": 2}, "accumulate": 2, "dropout_rate": 0.3}
+    code, output = run_process(tmp_path / "once", compile_cache, 2, **settings)
+    assert code == 0 and "from the start to 10" in output, output
+    code, output = run_process(tmp_path / "twice", compile_cache, 2, stop_at_step=5, **settings)
     assert code == 75 and "stopped after step 5 of 10" in output, output
-    code, output = run_process(tmp_path / "twice", compile_cache, devices, **settings)
+    code, output = run_process(tmp_path / "twice", compile_cache, 2, **settings)
     assert code == 0 and "going on from step 5" in output, output
     assert_same_run(tmp_path / "once", tmp_path / "twice")
 
 
-@pytest.mark.parametrize("stop", [1, 4, 7, 9])
+def test_ten_steps_are_five_and_five_under_pmap(tmp_path):
+    settings = {"parallel": "pmap", "mesh": {"data": 2}, "accumulate": 2, "dropout_rate": 0.3}
+    make_trainer(tmp_path / "once", **settings).fit()
+    with pytest.raises(Interrupted):
+        make_trainer(tmp_path / "twice", stop_at_step=5, **settings).fit()
+    make_trainer(tmp_path / "twice", **settings).fit()
+    assert_same_run(tmp_path / "once", tmp_path / "twice")
+
+
+@pytest.mark.parametrize("stop", [1, 8])
 def test_stopping_anywhere_changes_nothing(tmp_path, undisturbed, stop):
     with pytest.raises(Interrupted):
         make_trainer(tmp_path, stop_at_step=stop).fit()
@@ -56,14 +62,41 @@ def test_stopping_anywhere_changes_nothing(tmp_path, undisturbed, stop):
     assert_same_run(undisturbed, tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path, undisturbed, compile_cache, number):  # noqa: F811
-    process = start_process(tmp_path, compile_cache, pause=0.1)
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, undisturbed, compile_cache):  # noqa: F811
+    process = start_process(tmp_path, compile_cache, pause=0.2)
     wait_for_rows(process, tmp_path, 1)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 75, output + errors
-    assert f"{number.name} came: stopped after step" in output and "the same command goes on from there" in output
+    assert "SIGTERM came: stopped after step" in output and "the same command goes on from there" in output
+    make_trainer(tmp_path).fit()
+    assert_same_run(undisturbed, tmp_path)
+
+
+class SignallingData(FakeData):
+    """Interrupts its process as a split is opened."""
+
+    def batches(self, split, *args, **kwargs):
+        if split == self.info["split"]:
+            os.kill(os.getpid(), self.info["signal"])
+        return super().batches(split, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("split", "number", "where"),
+    [
+        ("train", signal.SIGINT, "before the first step"),
+        ("validation", signal.SIGINT, "after step 4 of 10"),
+        ("test", signal.SIGTERM, "after step 10 of 10"),
+    ],
+)
+def test_a_signal_outside_the_steps_loses_nothing(tmp_path, undisturbed, split, number, where):
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=f"{number.name} came: stopped {where}"):
+        make_trainer(tmp_path, data=SignallingData(info={"split": split, "signal": number})).fit()
+    assert signal.getsignal(number) == before and not (tmp_path / "result.json").exists()
+    if split == "validation":
+        assert Checkpoints(tmp_path / "checkpoints").position(4)["evaluated"] is False
     make_trainer(tmp_path).fit()
     assert_same_run(undisturbed, tmp_path)
 
@@ -90,12 +123,18 @@ def wait_for_rows(process, workdir, number):
     pytest.fail(f"no {number} rows: {process.communicate()}")
 
 
-@pytest.fixture
-def stopped(tmp_path):
-    """A run stopped at step 7, with checkpoints of the steps 4, 6 and 7."""
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory, compile_cache):  # noqa: F811
+    workdir = tmp_path_factory.mktemp("stopped")
     with pytest.raises(Interrupted):
-        make_trainer(tmp_path, stop_at_step=7).fit()
-    return tmp_path
+        make_trainer(workdir, stop_at_step=7).fit()
+    return workdir
+
+
+@pytest.fixture
+def stopped(tmp_path, stopped_once):
+    """A run stopped at step 7, with checkpoints of the steps 4, 6 and 7."""
+    return shutil.copytree(stopped_once, tmp_path, dirs_exist_ok=True)
 
 
 def damage_array(folder):
@@ -160,21 +199,6 @@ def test_evaluation_needs_an_intact_checkpoint(stopped):
     assert {path.name for path in (stopped / "checkpoints").iterdir()} == {"4", "6", "7"}
 
 
-def test_an_interrupted_evaluation_is_done_when_the_run_goes_on(tmp_path, undisturbed, monkeypatch):
-    from xformer.train.loop import Loop
-
-    def interrupted(self):
-        raise self._interrupted("SIGTERM came")
-
-    monkeypatch.setattr(Loop, "check", interrupted)
-    with pytest.raises(Interrupted):
-        make_trainer(tmp_path).fit()
-    monkeypatch.undo()
-    assert Checkpoints(tmp_path / "checkpoints").position(4)["evaluated"] is False
-    make_trainer(tmp_path).fit()
-    assert_same_run(undisturbed, tmp_path)
-
-
 def test_a_full_disk_fails_the_run_and_spares_earlier_checkpoints(stopped, undisturbed):
     code, output = run_process(stopped, "", file_size_limit=5000)
     assert code == 1 and "CheckpointError: the checkpoint of step" in output, output
@@ -184,8 +208,6 @@ def test_a_full_disk_fails_the_run_and_spares_earlier_checkpoints(stopped, undis
 
 
 def test_the_data_state_may_be_bytes(tmp_path, undisturbed):
-    from train_fake import FakeData
-
     with pytest.raises(Interrupted):
         make_trainer(tmp_path, data=FakeData(bytes_state=True), stop_at_step=5).fit()
     make_trainer(tmp_path, data=FakeData(bytes_state=True)).fit()

@@ -23,7 +23,7 @@ from xformer.train.metrics import MetricsWriter
 from xformer.train.position import TIMES, Position
 from xformer.train.progress import Progress
 from xformer.train.settings import TrainConfig
-from xformer.train.step import TrainState
+from xformer.train.step import COUNTS, TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -175,10 +175,12 @@ class Loop:
         position.evaluated = True
         value, best = metrics[train.select_metric], position.best
         sign = 1 if train.select_mode == "max" else -1
-        if best is None or sign * value > sign * best["value"]:
+        better = best is None or sign * value > sign * best["value"]
+        if better:
             position.best = {"step": position.step, "value": value, "metrics": metrics}
-            return True
-        return False
+        numbers = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name not in COUNTS)
+        self._progress.say(f"step {position.step}: validation {numbers}{' (best so far)' if better else ''}")
+        return better
 
     def _row(self, split: str, values: Mapping[str, Any]) -> None:
         position = self.position
@@ -208,8 +210,7 @@ class Loop:
         return Diverged(f"{what} at step {step}; last good checkpoint: {good}", step, in_training)
 
     def _interrupted(self, reason: str) -> Interrupted:
-        return Interrupted(
-            f"{reason}: stopped after step {self._saved} of {self._train.num_steps}, saved; "
-            "the same command goes on from there",
-            self._saved,
+        saved = (
+            f"after step {self._saved} of {self._train.num_steps}, saved" if self._saved else "before the first step"
         )
+        return Interrupted(f"{reason}: stopped {saved}; the same command goes on from there", self._saved)

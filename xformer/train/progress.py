@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TextIO
 
 
 class Progress:
     """Shows loss, step time, tokens/s, FLOP/s and time left.
 
-    On a terminal one line is rewritten; elsewhere each row of the metrics file is a line. `stream` is stderr unless
-    given; `quiet` shows nothing (the other processes of a run over many hosts).
+    On a terminal one line is rewritten, ten times a second; elsewhere each row of the metrics file is a line. `stream`
+    is stderr unless given; `quiet` shows nothing (the other processes of a run over many hosts).
     """
 
     def __init__(self, name: str, num_steps: int, stream: TextIO | None = None, quiet: bool = False) -> None:
@@ -18,11 +19,14 @@ class Progress:
         self._stream = stream if stream is not None else sys.stderr
         self._live = self._stream.isatty()
         self._width = 0
+        self._shown = 0.0
 
     def step(self, step: int, loss: float, seconds: float | None, tokens: float, flops: int | None, log: bool) -> None:
         """One step is done: its loss, typical seconds, tokens and FLOPs a step. `log`: a row was written."""
-        if not (self._live or log):
+        now = time.monotonic()
+        if not (log or (self._live and now - self._shown > 0.1)):
             return
+        self._shown = now
         parts = [f"{self._name}: step {step}/{self._num_steps}", f"loss {loss:.4f}"]
         if seconds:
             parts += [f"{seconds * 1e3:.1f} ms/step", f"{scaled(tokens / seconds)}tokens/s"]

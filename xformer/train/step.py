@@ -15,6 +15,10 @@ Batch = Mapping[str, Any]
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
+# What a step counts besides the task's metrics.
+COUNTS = ("examples", "tokens")
+
+
 class Task(Protocol):
     """What a step needs of a task."""
 

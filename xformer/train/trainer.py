@@ -111,6 +111,7 @@ class Trainer:
             try:
                 loop.run(state)
             except Diverged as error:
+                progress.say(f"{error}; looking for where it starts")
                 raise self._explained(error, engine, checkpoints, interruption) from None
             result = self._result(engine, checkpoints, position, loop.check)
             if main:
