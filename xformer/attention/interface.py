@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -157,13 +158,15 @@ class Attention:
             query, key, value, bias, mask, segment_ids, query_offset, scale, dropout_rng, dropout_rate,
             broadcast_dropout, deterministic, dtype, precision,
         )  # fmt: skip
-        if isinstance(call.query_offset, jax.Array) and call.query_offset.ndim:
-            return _by_example(self, call, params)
-        return call.restore(self.attend(call, params or {}))
+        return call.restore(by_example(self.attend, call, params or {}))
 
     def attend(self, call: Call, params: Params) -> Array:
         """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, head_dim]`."""
         raise NotImplementedError
+
+    def weights(self, call: Call, params: Params) -> Array:
+        """The weight of every pair `[batch, num_heads, q_len, kv_len]`, computed densely: to look at, not to train."""
+        raise NotImplementedError(f"{self._name} mixes the length dimension: no token pair has a weight to sow")
 
     def check_params(self, params: Params, call: Call) -> None:
         """Raises ValueError unless `params` is what `init` gives for such a call."""
@@ -196,8 +199,10 @@ def _param_shapes(op: Attention, shape: Shape) -> dict[str, tuple[int, ...]]:
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
 
 
-def _by_example(op: Attention, call: Call, params: Params | None) -> Array:
-    """Every example with its own query offset."""
+def by_example(attend: Callable[[Call, Params], Array], call: Call, params: Params) -> Array:
+    """`attend(call, params)`, mapped over the batch where every example has its own query offset."""
+    if not isinstance(call.query_offset, jax.Array) or not call.query_offset.ndim:
+        return attend(call, params)
     arrays: dict[str, Any] = {
         field.name: getattr(call, field.name)
         for field in dataclasses.fields(call)
@@ -210,6 +215,6 @@ def _by_example(op: Attention, call: Call, params: Params | None) -> Array:
         if rng is not None and not call.broadcast_dropout:
             rng = jax.random.fold_in(rng, index)
         arrays = {name: x if axes[name] is None or name == "query_offset" else x[None] for name, x in arrays.items()}
-        return op.attend(dataclasses.replace(call, dropout_rng=rng, **arrays), params or {})[0]
+        return attend(dataclasses.replace(call, dropout_rng=rng, **arrays), params)[0]
 
-    return call.restore(jax.vmap(one, in_axes=(0, axes))(np.arange(call.batch), arrays))
+    return jax.vmap(one, in_axes=(0, axes))(np.arange(call.batch), arrays)

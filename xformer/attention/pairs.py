@@ -80,7 +80,6 @@ class PairAttention(Attention):
         return _merge(block_sparse.attend(inputs, controls._replace(layout=layout), settings))
 
     def weights(self, call: Call, params: Params) -> Array:
-        """The attention weights `[batch, num_heads, q_len, kv_len]` in float32, computed densely."""
         weights = reference.attend(*self._split(call, params))[1]
         return weights.reshape(weights.shape[0], -1, *weights.shape[3:])
 
