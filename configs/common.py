@@ -26,7 +26,7 @@ def attention(variant: str, *, max_len: int, block_size: int, rank: int, random_
             "num_random_blocks": random_blocks,
             "num_global_blocks": 2,
         },
-        "linformer": {"rank": rank, "max_len": max_len, "sharing": "headwise"},
+        "linformer": {"rank": rank, "max_len": max_len, "sharing": "key_value"},
     }
     positions: dict[str, dict[str, Any]] = {
         "shaw": {"max_distance": block_size},

@@ -20,7 +20,7 @@ MAX_LEN = 1024
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN, block_size=32, rank=128)
+    return common.attention(variant, max_len=MAX_LEN, block_size=32, rank=64)
 
 
 def get_config(arg: str = "full") -> ConfigDict:
