@@ -8,13 +8,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 
-def attention(variant: str, *, max_len: int, block_size: int, rank: int, random_blocks: int = 3) -> dict[str, Any]:
+def attention(
+    variant: str, *, max_len: int, block_size: int, rank: int, projection: str = "learned", random_blocks: int = 3
+) -> dict[str, Any]:
     """The attention section of a variant: an op (`bigbird`), a position with full attention (`shaw`) or `op+position`.
 
     Args:
       max_len: longest input in tokens.
       block_size: of BigBird; the window reaches one such block to each side, as BigBird's three window blocks do.
-      rank: of Linformer.
+      rank, projection: of Linformer, which projects keys and values alike, so that it has few parameters of its own.
       random_blocks: of BigBird, for each row of blocks.
     """
     ops: dict[str, dict[str, Any]] = {
@@ -26,7 +28,7 @@ def attention(variant: str, *, max_len: int, block_size: int, rank: int, random_
             "num_random_blocks": random_blocks,
             "num_global_blocks": 2,
         },
-        "linformer": {"rank": rank, "max_len": max_len, "sharing": "key_value"},
+        "linformer": {"rank": rank, "max_len": max_len, "sharing": "key_value", "projection": projection},
     }
     positions: dict[str, dict[str, Any]] = {
         "shaw": {"max_distance": block_size},

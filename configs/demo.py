@@ -18,7 +18,7 @@ MAX_LEN = 128
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN, block_size=8, rank=32, random_blocks=1)
+    return common.attention(variant, max_len=MAX_LEN, block_size=8, rank=16, random_blocks=1)
 
 
 def get_config(arg: str = "full") -> ConfigDict:

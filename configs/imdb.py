@@ -3,6 +3,8 @@
   python -m experiments.run --config=configs/imdb.py:full --workdir=runs/imdb_full
 
 The vocabulary has 1,024 byte-level BPE tokens learnt from the training split: small enough that reviews stay long.
+Linformer projects by convolution (section 4 of its paper) into as many slots as BigBird has keys for a query: learned
+projections of 1,024 tokens would be most of so small a model.
 Bytes, as in the Long Range Arena: --config.task.vocab=bytes --config.task.vocab_size=None. The argument is an attention
 variant, as in configs/listops.py. Smoke size: --config.train.num_steps=10 --config.train.batch_size=2.
 """
@@ -20,7 +22,7 @@ MAX_LEN = 1024
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN, block_size=32, rank=64)
+    return common.attention(variant, max_len=MAX_LEN, block_size=32, rank=256, projection="conv")
 
 
 def get_config(arg: str = "full") -> ConfigDict:

@@ -19,7 +19,7 @@ MAX_LEN = 512
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN, block_size=32, rank=64)
+    return common.attention(variant, max_len=MAX_LEN, block_size=16, rank=128, projection="conv")
 
 
 def get_config(arg: str = "full") -> ConfigDict:

@@ -24,7 +24,7 @@ WARMUP_STEPS = 1000
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN + 1, block_size=64, rank=256)  # the CLS vector stands in front
+    return common.attention(variant, max_len=MAX_LEN + 1, block_size=64, rank=16)  # the CLS vector stands in front
 
 
 def get_config(arg: str = "full") -> ConfigDict:
@@ -33,7 +33,15 @@ def get_config(arg: str = "full") -> ConfigDict:
         f"lra_listops_{arg}",
         attention=attention(arg),
         task={"name": "listops", "preset": "listops_2k"},
-        model={"num_layers": 4, "width": 512, "num_heads": 8, "mlp_dim": 1024, "dropout_rate": 0.1, "pooling": "cls"},
+        model={
+            "num_layers": 4,
+            "width": 512,
+            "num_heads": 8,
+            "mlp_dim": 1024,
+            "dropout_rate": 0.1,
+            "attention_dropout_rate": 0.1,
+            "pooling": "cls",
+        },
         optimizer={
             "learning_rate": 0.05 / WARMUP_STEPS**0.5,  # the paper's code has 0.05 / sqrt(step) from there on
             "schedule": "rsqrt",
