@@ -20,7 +20,7 @@ from xformer.attention.position import Position
 from xformer.attention.relative import Relative, RelativeTiles
 
 Array = jax.Array
-TILE_SCORES = 4 * 2**20  # scores computed in one go: 16 MiB in float32, which caches and allocator still like
+TILE_SCORES = 2**20  # scores computed in one go: 4 MiB in float32, which stay in the caches
 
 
 @dataclasses.dataclass(frozen=True)
