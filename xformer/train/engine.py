@@ -102,6 +102,7 @@ class Engine:
         self._train, self._task, self._root = train, task, seed
         self._initialize = lambda: steps.initialize(model_fn, optimizer, seed)
         self._graphdef, initial = self._initialize()
+        self._initial: TrainState | None = initial
         shardings = self.layout.shardings(initial)
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
         self.abstract: TrainState = jax.tree.map(place, initial, shardings)
@@ -119,8 +120,9 @@ class Engine:
 
     def init(self) -> TrainState:
         """The state at step 0, the same on every layout."""
-        place = lambda x, like: jax.device_put(x, like.sharding)
-        return jax.tree.map(place, self._initialize()[1], self.abstract)
+        initial = self._initial if self._initial is not None else self._initialize()[1]
+        self._initial = None
+        return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), initial, self.abstract)
 
     def step(self, state: TrainState, batch: Mapping[str, np.ndarray]) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step on this process's rows of a batch; `state` is used up. Returns without waiting."""

@@ -162,7 +162,7 @@ class Trainer:
         assert position.best is not None  # the last step is always evaluated
         best = position.best["step"]
         test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", check)
-        times = position.step_seconds
+        times = position.step_seconds or [position.seconds / position.step]
         return {
             "name": self.name,
             "attention": self.attention,
@@ -171,7 +171,7 @@ class Trainer:
             "flops_per_step": position.flops_per_step,
             "train_flops": position.train_flops,
             "flops_uncounted": list(position.uncounted),
-            "step_time_ms": statistics.median(times) * 1e3 if times else None,
+            "step_time_ms": statistics.median(times) * 1e3,
             "peak_memory_bytes": position.peak_memory_bytes,
             "eval": position.best["metrics"],
             "test": test,
@@ -191,8 +191,10 @@ class Trainer:
 def resume(engine: Engine, checkpoints: Checkpoints) -> tuple[Any, Position, Any]:
     """(state, position, data state) of the newest intact checkpoint, or of the start."""
     found = checkpoints.latest()
+    state = engine.init()
     if found is None:
-        return engine.init(), Position(), None
+        return state, Position(), None
+    del state  # there is room for one only
     step, saved = found
     model = {"params": engine.abstract.params, "rest": engine.abstract.rest}
     optimizer = {"step": engine.abstract.step, "opt_state": engine.abstract.opt_state}
