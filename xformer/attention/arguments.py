@@ -23,6 +23,7 @@ class Call:
       q_segments, kv_segments: int `[batch or 1, length]` or None.
       query_offset: None where it was not given; an int; an int array `[]` or `[batch]`.
       dropout_rate: 0.0 when deterministic.
+      layout: a layer's tiles where the caller gives them; None: those of the op.
       out_dtype, batch_shape: what `restore` gives back.
     """
 
@@ -43,6 +44,7 @@ class Call:
     precision: Any
     out_dtype: Any
     batch_shape: tuple[int, ...]
+    layout: Any = None
 
     @property
     def batch(self) -> int:

@@ -26,31 +26,33 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
     layout = controls.layout
     q_pad, kv_pad = round_up(q_len, layout.q_block) - q_len, round_up(kv_len, layout.kv_block) - kv_len
     inputs = inputs._replace(
-        query=_pad(inputs.query, 3, q_pad),
-        key=_pad(inputs.key, 3, kv_pad),
-        value=_pad(inputs.value, 3, kv_pad),
-        bias=_pad_pairs(inputs.bias, q_pad, kv_pad),
+        query=pad(inputs.query, 3, q_pad),
+        key=pad(inputs.key, 3, kv_pad),
+        value=pad(inputs.value, 3, kv_pad),
+        bias=pad_pairs(inputs.bias, q_pad, kv_pad),
     )
     controls = controls._replace(
-        mask=_pad_pairs(controls.mask, q_pad, kv_pad),
-        q_segments=_pad(controls.q_segments, 3, q_pad),
-        kv_segments=_pad(controls.kv_segments, 4, kv_pad),
+        mask=pad_pairs(controls.mask, q_pad, kv_pad),
+        q_segments=pad(controls.q_segments, 3, q_pad),
+        kv_segments=pad(controls.kv_segments, 4, kv_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
     )
-    return _attend((settings, kv_len if kv_pad else None), inputs, controls)[..., :q_len, :]
+    return attend_tiles((settings, kv_len if kv_pad else None), inputs, controls)[..., :q_len, :]
 
 
-def _pad(x: Array | None, axis: int, amount: int) -> Any:
+def pad(x: Array | None, axis: int, amount: int) -> Any:
+    """`x` with `amount` zeros at the end of an axis."""
     if x is None or not amount:
         return x
     return jnp.pad(x, [(0, amount if at == axis else 0) for at in range(x.ndim)])
 
 
-def _pad_pairs(x: Array | None, q_pad: int, kv_pad: int) -> Any:
+def pad_pairs(x: Array | None, q_pad: int, kv_pad: int) -> Any:
+    """A mask or bias `[b, k, g, q_len or 1, kv_len or 1]`, padded where it does not broadcast."""
     if x is None:
         return None
-    x = x if x.shape[3] == 1 else _pad(x, 3, q_pad)
-    return x if x.shape[4] == 1 else _pad(x, 4, kv_pad)
+    x = x if x.shape[3] == 1 else pad(x, 3, q_pad)
+    return x if x.shape[4] == 1 else pad(x, 4, kv_pad)
 
 
 def _attend_primal(static: tuple[Settings, int | None], inputs: Inputs, controls: Controls) -> Array:
@@ -80,4 +82,4 @@ def _backward(static: Any, saved: Any, d_out: Array) -> tuple[Inputs, None]:
 _attend_vjp = jax.custom_vjp(_attend_primal, nondiff_argnums=(0,))
 _attend_vjp.defvjp(_forward, _backward)
 # Jitted here so that calls outside jit compile too, and so that layers of one shape share one trace.
-_attend = jax.jit(_attend_vjp, static_argnums=0)
+attend_tiles = jax.jit(_attend_vjp, static_argnums=0)

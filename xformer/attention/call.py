@@ -32,18 +32,21 @@ class Controls(NamedTuple):
 
     Attributes:
       layout: the tiles to visit; the dense implementation needs none.
+      first_row, first_column: int scalars, numbers of the first query tile and of the first key tile that are here.
       mask: bool `[b, k, g, q_len or 1, kv_len or 1]`.
       q_segments, kv_segments: int `[b, 1, 1, length, 1]` and `[b, 1, 1, 1, length]`.
       offset: int scalar, the position of the first query.
       dropout_rng: a key, with `Settings.dropout_rate` above 0.
     """
 
-    layout: Any  # a Layout
+    layout: Any  # a Layout, or the Shares of one
     mask: Array | None = None
     q_segments: Array | None = None
     kv_segments: Array | None = None
     offset: Array | int = 0
     dropout_rng: Array | None = None
+    first_row: Array | int = 0
+    first_column: Array | int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,6 +118,7 @@ class Attention:
         precision: Any = None,
         module: Any = None,
         params: Params | None = None,
+        layout: Any = None,
     ) -> Array:
         """Attends. The arguments are those of Flax's `attention_fn`, and a few more.
 
@@ -138,6 +139,7 @@ class Attention:
           precision: passed to the matrix products.
           module: Flax's request to sow the weights; not possible here, see `xformer.nn.AttentionFn`.
           params: what `init` gave.
+          layout: one layer's entry of what `layouts` gave: attends as `at_layer` of that layer does, in one trace.
 
         Returns:
           `[*batch, q_len, num_heads, head_dim]`. A query with nothing to attend to gets zeros and gives no gradient.
@@ -148,6 +150,10 @@ class Attention:
           NotImplementedError: an argument that this variant cannot honour.
         """
         if is_causal and not self.causal:
+            if layout is not None:
+                raise ValueError(
+                    f"{self._name}: a layout is causal or not when made; make it with causal=True on the op"
+                )
             self = dataclasses.replace(self, causal=True)
         if module is not None:
             raise NotImplementedError(
@@ -158,6 +164,7 @@ class Attention:
             query, key, value, bias, mask, segment_ids, query_offset, scale, dropout_rng, dropout_rate,
             broadcast_dropout, deterministic, dtype, precision,
         )  # fmt: skip
+        call = dataclasses.replace(call, layout=layout)
         return call.restore(by_example(self.attend, call, params or {}))
 
     def attend(self, call: Call, params: Params) -> Array:
@@ -191,6 +198,18 @@ class Attention:
     def at_layer(self, index: int) -> Attention:
         """This op for layer number `index` of a model; the same op unless layers must differ."""
         return self
+
+    def layouts(self, shape: Shape, num_layers: int) -> Any:
+        """What tells `at_layer(0)` to `at_layer(num_layers - 1)` apart in calls of this shape, for a scan over layers.
+
+        Returns:
+          A pytree of integer and bool arrays `[num_layers, ...]`; an entry of it is what `layout=` takes. None where
+          layers do not differ.
+
+        Raises:
+          NotImplementedError: layers differ and the implementation cannot be told so at run time.
+        """
+        return None
 
 
 @functools.lru_cache(maxsize=512)

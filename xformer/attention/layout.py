@@ -81,6 +81,21 @@ class Layout:
         """Key tiles that a query tile visits, on average."""
         return self.num_tiles / sum(group.num_rows for group in self.groups)
 
+    def by_layer(self, num_layers: int) -> list[Layout]:
+        """The layouts of layers whose heads follow each other here. All have the same shapes, rows and bank."""
+        cut = lambda x: np.split(x, num_layers)
+        parts = [zip(cut(group.columns), cut(group.tests), strict=True) for group in self.groups]
+        return [
+            dataclasses.replace(
+                self,
+                groups=tuple(
+                    dataclasses.replace(group, columns=columns, tests=tests)
+                    for group, (columns, tests) in zip(self.groups, layer, strict=True)
+                ),
+            )
+            for layer in zip(*parts, strict=True)
+        ]
+
 
 def ceil_div(a: int, b: int) -> int:
     """The smallest integer not below a / b."""

@@ -109,6 +109,8 @@ class Linformer(Attention):
         if kv_len > self.max_len:
             raise ValueError(f"Linformer(max_len={self.max_len}) takes at most that many keys, got {kv_len}")
         mixed = "Linformer cannot honour {}: its slots mix the length, so there are no token pairs left"
+        if call.layout is not None:
+            raise NotImplementedError(mixed.format("a layout"))
         if call.bias is not None:
             raise NotImplementedError(mixed.format("a bias"))
         if call.q_segments is not None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention import block_sparse, reference
+from xformer.attention import reference, sequence
 from xformer.attention.arguments import Call
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.interface import Attention, Cost, Params, Shape
 from xformer.attention.layout import Layout, ceil_div, make_layout, round_up
-from xformer.attention.pattern import Causal, Full, Pattern, dense
+from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
 from xformer.attention.relative import Relative, RelativeTiles
 
@@ -61,23 +61,32 @@ class PairAttention(Attention):
         return dense(self._pattern(kv_len, num_heads), q_len, kv_len)
 
     def attend(self, call: Call, params: Params) -> Array:
-        split = self._split(call, params)
+        inputs, controls, settings, pattern = self._split(call, params)
+        offset, layout = controls.offset if isinstance(controls.offset, int) else None, call.layout
+        if layout is not None and (offset != 0 or self.implementation == "reference"):
+            raise NotImplementedError(f"{self._name}: a layout serves the tiled engine and queries from position 0 on")
         if self.implementation == "reference":
-            inputs, controls, settings, pattern = split
             return _merge(reference.attend(inputs, controls, settings, pattern)[0])
-        inputs, controls, settings, pattern = split
-        batch, (q_len, kv_len) = call.batch, call.lengths
-        known = isinstance(controls.offset, int)
-        layout = self.layout(
-            batch,
-            q_len,
-            kv_len,
-            call.query.shape[2],
-            query_offset=controls.offset if known else None,  # type: ignore
-        )
-        if not known:
+        if layout is None:
+            tiles = self.layout(call.batch, *call.lengths, call.query.shape[2], query_offset=offset)
+            (layout,) = sequence.share([tiles], *call.lengths)
+        if offset is None:
             settings = dataclasses.replace(settings, pattern=pattern)
-        return _merge(block_sparse.attend(inputs, controls._replace(layout=layout), settings))
+        return _merge(sequence.attend(inputs, controls._replace(layout=layout), settings))
+
+    def layouts(self, shape: Shape, num_layers: int) -> Any:
+        ops: list[Any] = [self.at_layer(index) for index in range(num_layers)]
+        patterns = [op._pattern(shape.kv_len, shape.num_heads) for op in ops]
+        if all(pattern == patterns[0] for pattern in patterns):
+            return None
+        if self.implementation == "reference":
+            raise NotImplementedError(
+                f"{self._name}.implementation 'reference' knows its layer only when traced: layers can't share a trace"
+            )
+        # Layers are so many more heads: one list of tiles, so that all have the same shapes.
+        tiles = self._tiles(Heads(tuple(patterns)), shape.batch, shape.q_len, shape.kv_len, shape.num_heads)
+        layers = sequence.share(tiles.by_layer(num_layers), shape.q_len, shape.kv_len)
+        return jax.tree.map(lambda *arrays: np.stack(arrays), *layers)
 
     def weights(self, call: Call, params: Params) -> Array:
         weights = reference.attend(*self._split(call, params))[1]
@@ -107,16 +116,20 @@ class PairAttention(Attention):
     def layout(self, batch: int, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> Layout:
         """The tiles that the engine visits; all of them where the offset is known only at run time (None)."""
         pattern = Full() if query_offset is None else self._pattern(kv_len, num_heads)
-        if isinstance(pattern, Full):
-            query_offset = 0
-        block = self.block(kv_len) if query_offset is not None and not isinstance(pattern, Full) else None
+        return self._tiles(pattern, batch, q_len, kv_len, num_heads, query_offset or 0)
+
+    def _tiles(
+        self, pattern: Pattern, batch: int, q_len: int, kv_len: int, num_heads: int, query_offset: int = 0
+    ) -> Layout:
+        query_offset = 0 if isinstance(pattern, Full) else query_offset
+        block = None if isinstance(pattern, Full) else self.block(kv_len)
         if block is None:
             kv_block = even_block(kv_len, 1024 if isinstance(pattern, Full) else 256)
             q_block = even_block(q_len, _power_of_two(TILE_SCORES // (batch * num_heads * min(kv_len, 1024)), 32, 512))
         else:
             q_block = kv_block = block
         chunk_tokens = max(TILE_SCORES // (batch * num_heads * q_block), 512)
-        return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 1024), query_offset or 0)
+        return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 1024), query_offset)
 
     # What the implementations are given.
 

@@ -224,6 +224,21 @@ def _random_sums(pattern: Random) -> np.ndarray:
     return mask[:, :, : size + 1].cumsum(1).cumsum(2)
 
 
+@dataclasses.dataclass(frozen=True)
+class Heads(Pattern):
+    """Patterns side by side: the heads of each, of equal number, after those of the one before."""
+
+    parts: tuple[Pattern, ...]
+
+    def allows(self, q_positions: Any, k_positions: Any) -> Any:
+        xp = np if isinstance(q_positions, np.ndarray) else jnp
+        return xp.concatenate([part.allows(q_positions, k_positions) for part in self.parts])
+
+    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
+        some, every = zip(*(part.tiles(bounds) for part in self.parts), strict=True)
+        return np.concatenate(some), np.concatenate(every)
+
+
 def dense(pattern: Pattern, q_len: int, kv_len: int, *, query_offset: int = 0) -> np.ndarray:
     """The whole pattern, bool `[heads or 1, q_len, kv_len]`; for tests and pictures."""
     allowed = pattern.allows(np.arange(q_len) + query_offset, np.arange(kv_len))

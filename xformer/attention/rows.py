@@ -84,7 +84,8 @@ class Rows:
         rows = parts[0]
         if len(parts) > 1:
             numbers = jnp.concatenate([jnp.asarray(group.rows) for group in self.controls.layout.groups])
-            rows = jnp.take(jnp.concatenate(parts), jnp.argsort(numbers), axis=0)
+            order = jnp.argsort(numbers)[: self.q_len // self.q_block]  # rows that stand in for none come last
+            rows = jnp.take(jnp.concatenate(parts), order, axis=0)
         rows = jnp.moveaxis(rows, 0, 3)
         return rows.reshape(*rows.shape[:3], self.q_len, *rows.shape[5:])
 
@@ -122,7 +123,15 @@ class Rows:
         return jax.lax.dynamic_slice_in_dim(x, row * self.q_block, self.q_block, 3).astype(self.dtype)
 
     def _keys(self, blocks: Array, place: Place) -> Array:
-        return tiles.merge_keys(tiles.take_blocks(blocks, place.columns)).astype(self.dtype)
+        return tiles.merge_keys(tiles.take_blocks(blocks, self._here(place))).astype(self.dtype)
+
+    def _here(self, place: Place) -> Array:
+        """Where the key tiles stand among the keys that are here."""
+        return place.columns - self.controls.first_column
+
+    def _first_query(self, place: Place) -> Array:
+        """The position of the tile's first query."""
+        return self.controls.offset + (self.controls.first_row + place.row) * self.q_block
 
     def _bias(self, place: Place) -> Array | None:
         bias = self.inputs.bias
@@ -131,8 +140,7 @@ class Rows:
         return tiles.take_pairs(bias, place.row, place.columns, self.q_block, self.kv_block).astype(self.dtype)
 
     def _starts(self, place: Place) -> Array:
-        first_query = self.controls.offset + place.row * self.q_block
-        return self.relative.starts(first_query, place.columns)
+        return self.relative.starts(self._first_query(place), place.columns)
 
     def _scores(self, query: Array, key: Array, bias: Array | None, extra: Array | float) -> Array:
         """`[batch, kv_heads, groups, q_block, keys]`; differentiated in `backward`."""
@@ -171,7 +179,7 @@ class Rows:
         if self.kv_len is not None:
             tests.append((k_positions < self.kv_len)[None])
         if self.settings.pattern is not None:
-            q_positions = controls.offset + place.row * self.q_block + jnp.arange(self.q_block)
+            q_positions = self._first_query(place) + jnp.arange(self.q_block)
             tests.append(self.heads(self.settings.pattern.allows(q_positions, k_positions[0, 0, 0]))[None])
         if controls.mask is not None:
             tests.append(tiles.take_pairs(controls.mask, place.row, place.columns, self.q_block, self.kv_block))
@@ -188,7 +196,8 @@ class Rows:
         if not rate:
             return 1.0
         shape = (1, 1, 1, *shape[3:]) if self.settings.broadcast_dropout else shape
-        keep = tiles.keep_mask(self.controls.dropout_rng, place.row, place.chunk, rate=rate, shape=shape)
+        row = self.controls.first_row + place.row
+        keep = tiles.keep_mask(self.controls.dropout_rng, row, place.chunk, rate=rate, shape=shape)
         return keep.astype(self.dtype) / (1.0 - rate)
 
     # One row.
@@ -301,7 +310,7 @@ class Rows:
         """Adds gradients of keys or values `[batch, kv_heads, groups or 1, keys, head_dim]` where they belong."""
         if place.columns.shape[1] == 1 and update.shape[2] > 1:  # the group's queries picked the same blocks
             update = update.sum(2, keepdims=True)
-        return tiles.add_blocks(total, place.columns, self.split(update))
+        return tiles.add_blocks(total, self._here(place), self.split(update))
 
     # Gradients of the whole call.
 
