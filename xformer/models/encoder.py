@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Dtype
 
-from xformer.attention import Attention
-from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean
+from xformer.attention import Attention, Shape
+from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_heads, check_rates, check_sizes
 from xformer.nn.params import own_max_len
 
@@ -36,6 +36,9 @@ class EncoderClassifier(nnx.Module):
       pooling: "mean" or "cls".
       position_embedding: "sinusoidal", "learned" or "none"; added to the token embeddings.
       share_attention_params: one set of the op's own parameters for all layers (Linformer's layerwise sharing).
+      remat: the backward pass keeps only the input of each block and computes the rest of it again.
+      scan_layers: the blocks are one, with parameters `[num_layers, ...]`, scanned over: compile time does not grow
+        with depth. Parameters, random blocks and results of each layer are those of the unrolled model.
       dtype: of the computation, but logits and pooling are float32. param_dtype: of the parameters.
       rngs: stream `params` draws the parameters. No random state stays in the model.
 
@@ -60,6 +63,8 @@ class EncoderClassifier(nnx.Module):
         norm: Literal["pre", "post"] = "pre",
         position_embedding: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
         share_attention_params: bool = False,
+        remat: bool = False,
+        scan_layers: bool = False,
         num_kv_heads: int | None = None,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
@@ -79,7 +84,7 @@ class EncoderClassifier(nnx.Module):
         self.cls = nnx.Param(jax.random.normal(rngs.params(), (width,), param_dtype)) if pooling == "cls" else None
         self.positions = make_positions(position_embedding, num_positions, width, **dtypes, rngs=rngs)
         self.dropout = nnx.Dropout(dropout_rate)
-        self.blocks = nnx.List(
+        blocks = [
             EncoderBlock(
                 width,
                 num_heads,
@@ -93,15 +98,18 @@ class EncoderClassifier(nnx.Module):
                 rngs=rngs,
             )
             for i in range(num_layers)
-        )
+        ]
         if share_attention_params:
-            attention_fns: list[Any] = [block.attention.attention_fn for block in self.blocks]
-            for attention_fn in attention_fns[1:]:
-                attention_fn.params = attention_fns[0].params
+            stack.share_attention_params(blocks)
+        self.blocks: Any = nnx.List(blocks)
+        if scan_layers:
+            self.blocks = stack.stack_blocks(blocks, shared=share_attention_params)
         # Post-norm blocks end on a norm of their own.
         self.final_norm = nnx.LayerNorm(width, **dtypes, rngs=rngs) if norm == "pre" else None
         self.classify = nnx.Linear(width, num_classes, dtype=jnp.float32, param_dtype=param_dtype, rngs=rngs)
-        self.max_len = max_len
+        self.attention, self.num_layers, self.max_len = attention, num_layers, max_len
+        self.heads = (num_heads, width // num_heads, num_kv_heads)
+        self.share_attention_params, self.remat, self.scan_layers = share_attention_params, remat, scan_layers
         self.has_dropout = dropout_rate > 0 or attention_dropout_rate > 0
 
     def __call__(
@@ -134,9 +142,28 @@ class EncoderClassifier(nnx.Module):
         if self.positions is not None:
             x_BxTxW += self.positions(x_BxTxW.shape[1])
         x_BxTxW = self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
-        for block in self.blocks:
-            x_BxTxW = block(x_BxTxW, mask, deterministic=deterministic, rngs=rngs)
+        keys = None
+        if self.has_dropout and not deterministic and rngs is not None:
+            keys = jax.random.split(rngs.dropout(), self.num_layers)
+        if self.scan_layers:
+            length = x_BxTxW.shape[1]
+            layouts = self.attention.layouts(Shape(len(inputs), length, length, *self.heads), self.num_layers)
+            options = {"shared": self.share_attention_params, "layouts": layouts}
+            x_BxTxW = stack.scan_blocks(
+                self.blocks, self.num_layers, x_BxTxW, mask, keys=keys, remat=self.remat, **options
+            )
+        else:
+            x_BxTxW = stack.run_blocks(self.blocks, x_BxTxW, mask, keys=keys, remat=self.remat)
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
         x_BxTxW = x_BxTxW.astype(jnp.float32)
         return self.classify(masked_mean(x_BxTxW, mask) if self.cls is None else x_BxTxW[:, 0])
+
+    def unrolled(self) -> EncoderClassifier:
+        """The same model with its blocks in a list, `blocks[i]`, and nothing recomputed: to look at layer by layer."""
+        model = nnx.merge(*nnx.split(self))
+        if self.scan_layers:
+            shared = self.share_attention_params
+            model.blocks = nnx.List(stack.unstack_blocks(model.blocks, self.num_layers, self.attention, shared=shared))
+        model.scan_layers = model.remat = False
+        return model

@@ -75,6 +75,7 @@ class AttentionFn(nnx.Module):
         precision: PrecisionLike = None,
         module: nnx.Module | None = None,
         params: dict[str, Any] | None = None,
+        layout: Any = None,
     ) -> Array:
         """The op's own `__call__`, with this module's parameters unless `params` are given.
 
@@ -105,5 +106,6 @@ class AttentionFn(nnx.Module):
             dropout_rate=dropout_rate,
             broadcast_dropout=broadcast_dropout,
             deterministic=deterministic,
+            layout=layout,
             **options,
         )

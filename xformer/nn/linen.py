@@ -55,6 +55,7 @@ class AttentionFn(nn.Module):
         precision: PrecisionLike = None,
         module: nn.Module | None = None,
         params: dict[str, Any] | None = None,
+        layout: Any = None,
     ) -> Array:
         """The op's own `__call__`, with this module's parameters unless `params` are given.
 
@@ -85,6 +86,7 @@ class AttentionFn(nn.Module):
             dropout_rate=dropout_rate,
             broadcast_dropout=broadcast_dropout,
             deterministic=deterministic,
+            layout=layout,
             **options,
         )
 

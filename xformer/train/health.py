@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xformer.train.step import Batch, Task, TrainState, dropout_key, micro_batches, path_name
+from xformer.train.step import Batch, Task, TrainState, dropout_key, micro_batches, path_name, split
 
 
 def locate(
@@ -30,7 +30,8 @@ def locate(
     then the loss; then the gradient of each parameter.
 
     Args:
-      state: the state before the failing step.
+      state: the state before the failing step. A model that scans over its layers has a method `unrolled`, which
+        gives the same model with its layers one by one.
       batch: the whole batch.
       num_devices: devices of pmap, whose dropout keys differ; None for jit.
     """
@@ -47,19 +48,24 @@ def locate(
 
 
 def _in_part(graphdef: nnx.GraphDef, task: Task, state: TrainState, batch: Batch, key: jax.Array) -> str | None:
+    model = nnx.merge(graphdef, state.params, state.rest)
+    if hasattr(model, "unrolled"):  # what is traced, in a scan or to be computed again, can't be looked at
+        model = model.unrolled()
+    graphdef, params, rest = split(model)
+
     def loss(params: Any, watch: Callable[[nnx.Module], Any]) -> jax.Array:
-        model = nnx.merge(graphdef, params, state.rest)
+        model = nnx.merge(graphdef, params, rest)
         with watch(model):
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
         return task.metrics(outputs, batch)["loss"][0]
 
     places: list[str] = []
-    value = loss(state.params, lambda model: watched(model, places))
+    value = loss(params, lambda model: watched(model, places))
     if places:
         return f"first seen in the output of {places[0]}"
     if not jnp.isfinite(value):
         return "first seen in the loss: the model's outputs are finite"
-    grads = jax.grad(loss)(state.params, lambda model: contextlib.nullcontext())
+    grads = jax.grad(loss)(params, lambda model: contextlib.nullcontext())
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
         if not jnp.all(jnp.isfinite(grad)):
             return f"first seen in the gradient of {path_name(path)}: the loss is finite"
