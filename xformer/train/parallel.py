@@ -89,8 +89,12 @@ class Layout:
         def place(rows: np.ndarray) -> jax.Array:
             if self.pmap:
                 rows = rows.reshape(len(self.mesh.local_devices), -1, *rows.shape[1:])
-            return jax.make_array_from_process_local_data(self.batch_sharding(rows.shape), rows)
+                return jax.make_array_from_process_local_data(self.batch_sharding(rows.shape), rows)
+            # The rows of this process, but each over its whole length: `sequence` may cut between processes.
+            shape = (len(rows) * processes, *rows.shape[1:])
+            return jax.make_array_from_process_local_data(self.batch_sharding(shape), rows, shape)
 
+        _, processes = self.data_shard(self.batch_shards)
         return {name: place(np.asarray(rows)) for name, rows in batch.items()}
 
     def pad(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -119,7 +123,12 @@ class Layout:
             axes = (None, 0, None)[: step.__code__.co_argcount]
             devices = list(self.mesh.devices.flat)
             return jax.pmap(step, "data", in_axes=axes, out_axes=None, donate_argnums=donated, devices=devices)
-        return jax.jit(step, donate_argnums=donated, out_shardings=self.replicated if out is None else out)
+
+        def on_mesh(*args: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):  # attention looks for the axis `sequence`
+                return step(*args)
+
+        return jax.jit(on_mesh, donate_argnums=donated, out_shardings=self.replicated if out is None else out)
 
 
 def partition(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> P:
