@@ -7,12 +7,14 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from experiments import hosts
 from xformer.schema import ConfigError, nearest
 from xformer.tasks import DataMissing
-from xformer.train import CheckpointError, Diverged, Interrupted, WorkdirBusy, WorkdirMismatch
+from xformer.train import CheckpointError, Diverged, Interrupted, ProcessLost, WorkdirBusy, WorkdirMismatch
 
 FINISHED, FAILED, WRONG_ARGUMENTS, RESUMABLE = 0, 1, 2, 75
 
@@ -22,7 +24,7 @@ class CommandFailed(RuntimeError):
 
 
 # OSError: a full or read-only disk.
-FORESEEN = (DataMissing, Diverged, CheckpointError, WorkdirBusy, OSError, CommandFailed)
+FORESEEN = (DataMissing, Diverged, CheckpointError, WorkdirBusy, ProcessLost, OSError, CommandFailed)
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,7 +64,18 @@ def main(command: Callable[[Sequence[str]], None]) -> NoReturn:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", force=True)
     # Before and after the trainer listens to signals itself, SIGTERM ends the program as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(exit_code(command, sys.argv[1:]))
+    try:
+        code = exit_code(command, sys.argv[1:])
+    except Exception:
+        if not hosts.joined():
+            raise
+        traceback.print_exc()
+        code = FAILED
+    if code == FAILED and hosts.joined():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # JAX would wait for processes that are gone
+    sys.exit(code)
 
 
 def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
@@ -79,13 +92,27 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     except BrokenPipeError:  # `| head` closed the pipe; nothing is left to say, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except CommandFailed as error:
+        code = _say(error, FAILED)
+        hosts.leave()
+        return code
     except FORESEEN as error:
         return _say(error, FAILED)
     return FINISHED
 
 
+def say(line: str) -> None:
+    """One line on stderr, by process 0 alone where there are several."""
+    if hosts.is_main():
+        print(line, file=sys.stderr, flush=True)
+
+
 def _say(message: object, code: int) -> int:
-    print("error:" if code != RESUMABLE else "stopped:", " ".join(str(message).split()), file=sys.stderr, flush=True)
+    line = " ".join(str(message).split())
+    if code == FAILED:  # may be this process's alone
+        print(f"error: {hosts.prefix()}{line}", file=sys.stderr, flush=True)
+    else:
+        say(f"{'stopped' if code == RESUMABLE else 'error'}: {line}")
     return code
 
 

@@ -11,11 +11,11 @@ all others are done.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,15 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments import cli, inspect, measure, pictures
+from experiments import cli, hosts, inspect, measure, pictures
 from xformer import attention, report
 from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.report import results, summary
 from xformer.report.words import listed
-from xformer.train import Interrupted, WorkdirMismatch
+from xformer.train import Interrupted, ProcessLost, WorkdirMismatch
 from xformer.train import workdir as folders
+from xformer.train.checkpoint import barrier
 from xformer.train.progress import clock
 from xformer.train.step import num_params
 
@@ -64,22 +65,28 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--workdir", required=True, help="folder of the comparison, made if it is not there")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--report_only", action="store_true", help="train nothing, report on the runs that are there")
+    hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
+    hosts.start(args)
     workdir = Path(args.workdir)
     config = configs.load_comparison(args.config, overrides)
     runs = plan(config, workdir)
-    with folders.lock(workdir):
-        claim(workdir, config)
+    main = hosts.is_main()
+    with folders.lock(workdir) if main else contextlib.nullcontext():
+        if main:
+            claim(workdir, config)
+        barrier("comparison claimed")
         failed: list[Planned] = []
         stopped: list[Planned] = []
         if not args.report_only:
             prepare(runs, args.data_dir)
             failed, stopped = train(runs, args.data_dir)
-        written = write_report(workdir, config, runs)
-    print(written.table)
-    for warning in written.warnings:
-        print(f"! {warning}")
-    print(f"report: {written.html}", flush=True)
+        if main:
+            written = write_report(workdir, config, runs)
+            print(written.table)
+            for warning in written.warnings:
+                print(f"! {warning}")
+            print(f"report: {written.html}", flush=True)
     if failed:
         raise cli.CommandFailed(f"{len(failed)} of {len(runs)} runs failed: {listed([str(run) for run in failed])}; "
                                 "the same command tries them again")  # fmt: skip
@@ -138,7 +145,7 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
     built = {variant: experiments.build(first_runs[variant].config) for variant in (run.variant for run in runs)}
     if len({repr(experiment.task) for experiment in built.values()}) == 1:
         try:
-            next(iter(built.values())).task.prepare(data_dir, progress=_say)
+            next(iter(built.values())).task.prepare(data_dir, progress=cli.say)
         except ValueError as error:  # the user's own files are at fault
             raise cli.CommandFailed(str(error)) from error
     sizes: dict[str, int] = {}
@@ -149,8 +156,8 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
     base, *_ = sizes
     for variant, size in sizes.items():
         if abs(size / sizes[base] - 1) > summary.MAX_PARAM_DIFFERENCE:
-            _say(f"warning: {variant} has {size:,} parameters, {base} {sizes[base]:,}: {size / sizes[base] - 1:+.0%} "
-                 f"(sizes {source})")  # fmt: skip
+            share = f"{size / sizes[base] - 1:+.0%} (sizes {source})"
+            cli.say(f"warning: {variant} has {size:,} parameters, {base} {sizes[base]:,}: {share}")
 
 
 def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned], list[Planned]]:
@@ -164,10 +171,10 @@ def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned],
     seconds: dict[str, list[float]] = {}
     todo = [run for run in runs if run.result is None]
     if len(todo) < len(runs):
-        _say(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
+        cli.say(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
     for number, run in enumerate(todo):
         left = time_left(runs, todo[number:], seconds)
-        _say(
+        cli.say(
             f"run {len(runs) - len(todo) + number + 1} of {len(runs)}: {run}" + (f", about {left} left" if left else "")
         )
         began = time.perf_counter()
@@ -181,22 +188,26 @@ def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned],
             stopped.append(run)
         except KeyboardInterrupt as error:
             raise _interrupted(runs, f"{run} was starting or ending") from error
+        except ProcessLost:
+            raise
         except Exception as error:  # one run's failure must not cost the others
             line = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if not isinstance(error, (*cli.FORESEEN, ValueError)):
                 traceback.print_exc()
-            _say(f"failed: {run}: {line}")
-            run.folder.mkdir(parents=True, exist_ok=True)
-            folders.write_json(run.folder / "failure.json", {"error": line})
+            cli.say(f"failed: {run}: {line}")
+            if hosts.is_main():
+                run.folder.mkdir(parents=True, exist_ok=True)
+                folders.write_json(run.folder / "failure.json", {"error": line})
             failed.append(run)
     return failed, stopped
 
 
 def train_one(run: Planned, data_dir: str | None) -> None:
     """Trains one run to its end; what it leaves in memory is freed."""
-    (run.folder / "failure.json").unlink(missing_ok=True)
+    if hosts.is_main():
+        (run.folder / "failure.json").unlink(missing_ok=True)
     try:
-        experiments.build(run.config).trainer(run.folder, data_dir, progress=_say).fit()
+        experiments.build(run.config).trainer(run.folder, data_dir, progress=cli.say).fit()
     finally:
         jax.clear_caches()
         gc.collect()
@@ -241,7 +252,7 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
     )
     length = min(experiments.build(config.base).task.length, PATTERN_LENGTH)
     try:
-        rows = measure.cached(workdir / "costs.json", plan, _say)
+        rows = measure.cached(workdir / "costs.json", plan, cli.say)
         return report.write(
             workdir,
             cost_rows=rows,
@@ -250,10 +261,6 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
         )
     except KeyboardInterrupt as error:
         raise _interrupted(runs, "the report is not written") from error
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

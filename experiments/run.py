@@ -2,18 +2,19 @@
 
   python -m experiments.run --config=configs/listops.py:bigbird --workdir=runs/a [--config.train.num_steps=200]
 
-The same command again goes on from the last checkpoint. `--config=runs/a/config.json` repeats a run exactly.
+The same command again goes on from the last checkpoint. `--config=runs/a/config.json` repeats a run exactly. On many
+hosts, start it on each; under SLURM and Open MPI the processes find each other, elsewhere name them with --coordinator,
+--num_processes and --process_id.
 Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 anything else.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import cli
+from experiments import cli, hosts
 from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.schema import ConfigError
@@ -29,7 +30,9 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--workdir", required=True, help="folder of the run, made if it is not there")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--eval_only", action="store_true", help="evaluate the best checkpoint of a finished run")
+    hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
+    hosts.start(args)
     workdir = Path(args.workdir)
     if args.eval_only and not (workdir / "result.json").is_file():
         raise ConfigError(f"--workdir: {workdir} holds no finished run to evaluate (no result.json)")
@@ -39,16 +42,14 @@ def command(argv: Sequence[str]) -> None:
     experiment = experiments.build(configs.load_config(spec, overrides))
     if args.eval_only:
         folders.changed(workdir, experiments.as_json(experiment.config))
-    trainer = experiment.trainer(workdir, args.data_dir, progress=_say)
+    trainer = experiment.trainer(workdir, args.data_dir, progress=cli.say)
     if args.eval_only:
-        print(json.dumps({"eval": trainer.evaluate("validation"), "test": trainer.evaluate("test")}))
+        metrics = {"eval": trainer.evaluate("validation"), "test": trainer.evaluate("test")}
+        if hosts.is_main():
+            print(json.dumps(metrics))
         return
     result = trainer.fit()
-    _say(f"finished {result['name']}: test {json.dumps(result['test'])}, result in {workdir / 'result.json'}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    cli.say(f"finished {result['name']}: test {json.dumps(result['test'])}, result in {workdir / 'result.json'}")
 
 
 if __name__ == "__main__":
