@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from xformer.schema import ConfigError, nearest
 from xformer.tasks import DataMissing
-from xformer.train import CheckpointError, Diverged, Interrupted, WorkdirBusy, WorkdirMismatch
+from xformer.train import CheckpointError, Diverged, Interrupted, ProcessLost, WorkdirBusy, WorkdirMismatch
 
 FINISHED, FAILED, WRONG_ARGUMENTS, RESUMABLE = 0, 1, 2, 75
 
@@ -22,7 +23,7 @@ class CommandFailed(RuntimeError):
 
 
 # OSError: a full or read-only disk.
-FORESEEN = (DataMissing, Diverged, CheckpointError, WorkdirBusy, OSError, CommandFailed)
+FORESEEN = (DataMissing, Diverged, CheckpointError, ProcessLost, WorkdirBusy, OSError, CommandFailed)
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,6 +36,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
+
+    @staticmethod
+    def folder(flag: str, value: str) -> Path:
+        """The folder that a flag names. ConfigError where none can be: the name is empty, or a file is in the way."""
+        path = Path(value)
+        there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+        if not value or not there.is_dir():
+            raise ConfigError(f"{flag}: got {value!r}, takes a folder" + (f", but {there} is a file" if value else ""))
+        return path
 
     def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags, and the overrides as `a.b=value`.

@@ -65,7 +65,9 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--report_only", action="store_true", help="train nothing, report on the runs that are there")
     args, overrides = parser.parse(argv)
-    workdir = Path(args.workdir)
+    workdir = parser.folder("--workdir", args.workdir)
+    if args.data_dir is not None:
+        parser.folder("--data_dir", args.data_dir)
     config = configs.load_comparison(args.config, overrides)
     runs = plan(config, workdir)
     with folders.lock(workdir):
@@ -130,7 +132,7 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
     """Makes the data, if all runs share it, and says which variants have far more or fewer parameters than the first.
 
     Raises:
-      DataMissing, CommandFailed: the data that every run needs can't be made here.
+      DataMissing, ConfigError: the data that every run needs can't be made here.
     """
     if all(run.result is not None for run in runs):
         return
@@ -140,7 +142,7 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
         try:
             next(iter(built.values())).task.prepare(data_dir, progress=_say)
         except ValueError as error:  # the user's own files are at fault
-            raise cli.CommandFailed(str(error)) from error
+            raise configs.ConfigError(f"base.task.{error}") from error
     sizes: dict[str, int] = {}
     for variant, experiment in built.items():
         data, source = inspect.data_sizes(experiment, data_dir)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments import cli
 from xformer import config as configs
@@ -30,7 +29,9 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--eval_only", action="store_true", help="evaluate the best checkpoint of a finished run")
     args, overrides = parser.parse(argv)
-    workdir = Path(args.workdir)
+    workdir = parser.folder("--workdir", args.workdir)
+    if args.data_dir is not None:
+        parser.folder("--data_dir", args.data_dir)
     if args.eval_only and not (workdir / "result.json").is_file():
         raise ConfigError(f"--workdir: {workdir} holds no finished run to evaluate (no result.json)")
     spec = args.config or (str(workdir / "config.json") if args.eval_only else None)
