@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_DIR ?= runs/demo
+# Processes that share out the tests, a file each at a time; each needs up to 3 GB.
+WORKERS ?= 2
 IMDB_DIR ?= runs/compare_imdb
 LRA_DIR ?= runs/compare_lra_listops
 
@@ -11,7 +13,7 @@ demo: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
 
 test: .venv/test.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
 
 lint: .venv/lint.stamp
 	$(BIN)/ruff check .

@@ -32,6 +32,6 @@ def get_config(arg: str = "full") -> ConfigDict:
         attention=attention(arg),
         task={"name": "imdb", "max_len": MAX_LEN, "vocab": "subword", "vocab_size": 1024},
         model={"num_layers": 2, "width": 64, "num_heads": 2, "mlp_dim": 128},
-        optimizer={"learning_rate": 2e-3, "warmup_steps": 30},
+        optimizer={"learning_rate": 5e-3, "warmup_steps": 30},
         train={"num_steps": 240, "batch_size": 16, "eval_every": 80, "checkpoint_every": 80, "log_every": 10},
     )

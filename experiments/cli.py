@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from experiments import hosts
@@ -24,7 +25,7 @@ class CommandFailed(RuntimeError):
 
 
 # OSError: a full or read-only disk.
-FORESEEN = (DataMissing, Diverged, CheckpointError, WorkdirBusy, ProcessLost, OSError, CommandFailed)
+FORESEEN = (DataMissing, Diverged, CheckpointError, ProcessLost, WorkdirBusy, OSError, CommandFailed)
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,6 +38,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
+
+    @staticmethod
+    def folder(flag: str, value: str) -> Path:
+        """The folder that a flag names. ConfigError where none can be: the name is empty, or a file is in the way."""
+        path = Path(value)
+        there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+        if not value or not there.is_dir():
+            raise ConfigError(f"{flag}: got {value!r}, takes a folder" + (f", but {there} is a file" if value else ""))
+        return path
 
     def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags, and the overrides as `a.b=value`.
@@ -71,10 +81,10 @@ def main(command: Callable[[Sequence[str]], None]) -> NoReturn:
             raise
         traceback.print_exc()
         code = FAILED
-    if code == FAILED and hosts.joined():
+    if code in (FAILED, WRONG_ARGUMENTS) and hosts.joined():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # JAX would wait for processes that are gone
+        os._exit(code)  # JAX would wait for the others, which wait for this one or are gone
     sys.exit(code)
 
 
@@ -83,7 +93,11 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     try:
         command(argv)
         sys.stdout.flush()
-    except (ConfigError, WorkdirMismatch) as error:
+    except (ConfigError, CommandFailed) as error:  # the same in all processes of a run
+        code = _say(error, WRONG_ARGUMENTS if isinstance(error, ConfigError) else FAILED)
+        hosts.leave()
+        return code
+    except WorkdirMismatch as error:
         return _say(error, WRONG_ARGUMENTS)
     except Interrupted as error:
         return _say(error, RESUMABLE)
@@ -92,10 +106,6 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     except BrokenPipeError:  # `| head` closed the pipe; nothing is left to say, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except CommandFailed as error:
-        code = _say(error, FAILED)
-        hosts.leave()
-        return code
     except FORESEEN as error:
         return _say(error, FAILED)
     return FINISHED

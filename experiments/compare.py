@@ -67,8 +67,10 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--report_only", action="store_true", help="train nothing, report on the runs that are there")
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
+    workdir = parser.folder("--workdir", args.workdir)
+    if args.data_dir is not None:
+        parser.folder("--data_dir", args.data_dir)
     hosts.start(args)
-    workdir = Path(args.workdir)
     config = configs.load_comparison(args.config, overrides)
     runs = plan(config, workdir)
     main = hosts.is_main()
@@ -137,7 +139,7 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
     """Makes the data, if all runs share it, and says which variants have far more or fewer parameters than the first.
 
     Raises:
-      DataMissing, CommandFailed: the data that every run needs can't be made here.
+      DataMissing, ConfigError: the data that every run needs can't be made here.
     """
     if all(run.result is not None for run in runs):
         return
@@ -147,7 +149,7 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
         try:
             next(iter(built.values())).task.prepare(data_dir, progress=cli.say)
         except ValueError as error:  # the user's own files are at fault
-            raise cli.CommandFailed(str(error)) from error
+            raise configs.ConfigError(f"base.task.{error}") from error
     sizes: dict[str, int] = {}
     for variant, experiment in built.items():
         data, source = inspect.data_sizes(experiment, data_dir)

@@ -50,6 +50,10 @@ def command(argv: Sequence[str]) -> None:
     args, overrides = parser.parse(argv)
     if args.depth < 1:
         raise configs.ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
+    out = Path(args.out)
+    parser.folder("--out", str(out.parent))
+    if out.is_dir():
+        raise configs.ConfigError(f"--out: got {args.out!r}, takes the name of a picture, but this is a folder")
     experiment = experiments.build(configs.override(configs.read(args.config), overrides))
     sizes, source = data_sizes(experiment, args.data_dir)
     batch = batch_shapes(experiment, sizes["max_len"])
@@ -59,7 +63,7 @@ def command(argv: Sequence[str]) -> None:
     print(table(layers(experiment, sizes, batch, args.depth)))
     print()
     print(totals(experiment, sizes, batch))
-    print(draw_pattern(experiment, sizes["max_len"], Path(args.out)))
+    print(draw_pattern(experiment, sizes["max_len"], out))
 
 
 def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, int], str]:

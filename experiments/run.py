@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments import cli, hosts
 from xformer import config as configs
@@ -32,8 +31,10 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--eval_only", action="store_true", help="evaluate the best checkpoint of a finished run")
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
+    workdir = parser.folder("--workdir", args.workdir)
+    if args.data_dir is not None:
+        parser.folder("--data_dir", args.data_dir)
     hosts.start(args)
-    workdir = Path(args.workdir)
     if args.eval_only and not (workdir / "result.json").is_file():
         raise ConfigError(f"--workdir: {workdir} holds no finished run to evaluate (no result.json)")
     spec = args.config or (str(workdir / "config.json") if args.eval_only else None)

@@ -154,7 +154,7 @@ def shaw(position, params, q_positions, k_positions, num_heads, causal):
 
 
 def music_relative(position, params, q_positions, k_positions, num_heads, causal):
-    """S^rel by gathering the row of every distance in every head's table (Huang et al. 2018, eq. 3, without skewing)."""
+    """S^rel by gathering every distance in each head's table (Huang et al. 2018, eq. 3, without skewing)."""
     rows = k_positions[None, :] - q_positions[:, None] + position.max_len - 1
     return {"relative_keys": np.stack([wide(params["key"])[head][rows] for head in range(num_heads)])}
 

@@ -3,8 +3,19 @@
 import conformance
 import jax
 import numpy as np
-import pytest
-from conformance import HEADS, LENGTH, as_jax, close, forward, forward_and_gradients, inputs, parameters, refuses, rows
+from conformance import (
+    BOTH,
+    HEADS,
+    LENGTH,
+    as_jax,
+    close,
+    forward,
+    forward_and_gradients,
+    inputs,
+    parameters,
+    refuses,
+    rows,
+)
 
 KEY = jax.random.key(0)
 
@@ -14,7 +25,7 @@ def dropped(row, params, call, key=KEY, rate=0.5, broadcast=True):
     return np.asarray(forward(row.op, params, as_jax(call) | {"dropout_rng": key}, options))
 
 
-@rows(positions=True, causal=(False,), implementations=True)
+@rows(implementations=BOTH)
 def test_acts_repeats_and_differs_by_key(row):
     call = inputs()
     params = parameters(row.op, call)
@@ -25,11 +36,9 @@ def test_acts_repeats_and_differs_by_key(row):
     assert np.abs(one - dropped(row, params, call, jax.random.key(1))).max() > 0.05
 
 
-@rows(causal=(False, True), implementations=True)
+@rows(causal=(False, True), implementations=BOTH, where=lambda case: case.pairs)
 def test_weights_are_dropped_whole_and_scaled(row):
     """With equal scores and one-hot values the output is the weights: each is zero or weight / keep probability."""
-    if not row.case.pairs:
-        pytest.skip("no token pairs to read off")
     length, rate = 40, 0.25
     call = inputs(q_len=length, batch=1, head_dim=length)
     call["query"] = np.zeros_like(call["query"])
@@ -43,19 +52,20 @@ def test_weights_are_dropped_whole_and_scaled(row):
     assert abs(share - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / (plain > 0).sum()) * np.sqrt(HEADS)
 
 
-@rows(implementations=True)
+@rows(where=lambda case: not case.pairs)
 def test_mean_over_keys_is_the_undropped_output(row):
     call = inputs(q_len=20, batch=1, seed=1)
     params = parameters(row.op, call)
     options = (("deterministic", False), ("dropout_rate", 0.3))
-    run = jax.jit(jax.vmap(lambda key: forward(row.op, params, as_jax(call) | {"dropout_rng": key}, options)))
+    one = lambda key: conformance.attend(row.op, params, as_jax(call) | {"dropout_rng": key}, **dict(options))
+    run = conformance.compiled(jax.vmap(one))
     draws = np.asarray(run(jax.random.split(KEY, 800)), np.float64)
     plain = np.asarray(forward(row.op, params, as_jax(call)))
     error = draws.std(axis=0) / np.sqrt(len(draws))
     assert (np.abs(draws.mean(axis=0) - plain) < 6 * error + 1e-5).all()
 
 
-@rows(implementations=True)
+@rows(implementations=BOTH)
 def test_broadcast_shares_the_mask_between_examples(row):
     call = inputs(batch=1)
     params = parameters(row.op, call)
@@ -88,7 +98,7 @@ def test_dropout_without_a_key_or_with_an_impossible_rate_is_refused(row):
             conformance.attend(row.op, params, call, dropout_rng=KEY, dropout_rate=rate, deterministic=False)
 
 
-@rows(positions=True, causal=(False, True), implementations=True)
+@rows(positions=True, implementations=("xla",))
 def test_gradient_meets_the_same_mask_as_the_output(row):
     """<c, out(v)> is linear in the values, so the gradient gives it exactly; scores by central differences."""
     call = inputs(q_len=33, seed=2)

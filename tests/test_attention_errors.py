@@ -92,7 +92,7 @@ def test_build_leaves_its_argument_alone():
         ({"name": "full", "position": {"name": "show"}}, ["show", "shaw"]),
         ({"name": "full", "position": {"name": "shaw", "max_distnace": 3}}, ["max_distnace", "max_distance"]),
         ({"name": "full", "position": {}}, ["name"]),
-        ({"name": "full", "position": "shaw"}, ["position", "shaw"]),
+        ({"name": "full", "position": "show"}, ["position", "show"]),
         ({"name": "linformer", "position": {"name": "shaw"}}, ["position"]),
         ({"name": "linformer", "sharing": "headwize"}, ["sharing", "headwize", "headwise"]),
         ({"name": "full", "implementation": "cuda"}, ["implementation", "cuda"]),

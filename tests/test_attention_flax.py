@@ -20,38 +20,41 @@ def nnx_layer(attention_fn, **fields):
     return nnx.MultiHeadAttention(HEADS, WIDTH, decode=False, attention_fn=attention_fn, rngs=nnx.Rngs(0), **fields)
 
 
-def recorder(calls, attention_fn):
-    """An `attention_fn` that records query, key and value of every call, and its output."""
-
-    def spy(query, key, value, bias=None, mask=None, **options):
-        out = attention_fn(query, key, value, bias, mask, **options)
-        calls.append({"query": np.asarray(query), "key": np.asarray(key), "value": np.asarray(value), "out": out})
-        return out
-
-    return spy
+def run(layer, x=X, **options):
+    """The layer's output, compiled."""
+    graph, state = nnx.split(layer)
+    return conformance.compiled(lambda state, x: nnx.merge(graph, state)(x, **options))(state, x)
 
 
-@rows(positions=True, causal=(False, True))
-def test_nnx_layer(row):
-    """The layer's attention output is the reference's on the layer's own projections, mask included."""
+def check_nnx_layer(row):
+    """The layer's output is the reference's on the layer's own projections, mask and grouped heads included."""
     shape = {"num_heads": HEADS, "head_dim": HEAD_DIM, "num_kv_heads": KV_HEADS, "max_len": None}
     fn = xformer.nn.AttentionFn(row.op, **shape, rngs=nnx.Rngs(1))
     params = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(fn, nnx.Param)).get("params", {}))
-    attention_fn = fn if params else row.op
-    calls = []
-    layer = nnx_layer(recorder(calls, attention_fn), num_kv_heads=KV_HEADS)
-    layer(X, mask=MASK)
-    call = calls[0]
+    layer = nnx_layer(fn if params else row.op, num_kv_heads=KV_HEADS)
+    call = {name: np.asarray(getattr(layer, name)(X)) for name in ("query", "key", "value")}
     assert call["key"].shape[-2] == KV_HEADS
-    close(call.pop("out"), expected(row, params, call | {"mask": MASK}), 5e-5)
+    heads = expected(row, params, call | {"mask": MASK})
+    close(run(layer, mask=MASK), np.einsum("blhd,hdw->blw", heads, layer.out.kernel[...]), 5e-5)
+
+
+@rows(causal=(False, True))
+def test_nnx_layer(row):
+    check_nnx_layer(row)
+
+
+@rows(positions=True, where=lambda case: case.name == "full")
+def test_nnx_layer_under_every_position(row):
+    check_nnx_layer(row)
 
 
 @rows()
 def test_nnx_layer_equals_its_functional_core_under_jit_and_grad(row):
     fn = xformer.nn.AttentionFn(row.op, num_heads=HEADS, head_dim=HEAD_DIM, rngs=nnx.Rngs(1))
     layer = nnx_layer(fn)
-    loss = nnx.jit(nnx.value_and_grad(lambda layer: (layer(X, mask=MASK) ** 2).sum()))
-    value, gradients = loss(layer)
+    graph, state = nnx.split(layer)
+    loss = lambda state: (nnx.merge(graph, state)(X, mask=MASK) ** 2).sum()
+    value, gradients = conformance.compiled(jax.value_and_grad(loss, allow_int=True))(state)
     assert np.isfinite(value)
     leaves = jax.tree.leaves(gradients)
     assert leaves and all(np.isfinite(x).all() for x in leaves)
@@ -66,30 +69,38 @@ def test_nnx_layer_equals_dense_attention_under_the_pattern(row):
     """Flax's own attention under the op's pattern as a mask gives the same layer output."""
     pattern = row.op.pattern(LENGTH, LENGTH, HEADS)[None]
     want = nnx_layer(nnx.dot_product_attention)(X, mask=MASK & pattern)
-    close(nnx_layer(row.op)(X, mask=MASK), np.asarray(want), 5e-5)
+    close(run(nnx_layer(row.op), mask=MASK), np.asarray(want), 5e-5)
 
 
 @rows(where=lambda case: case.causal)
 def test_nnx_layer_is_causal_passes_through(row):
     """`is_causal=True` of Flax's layer equals the op's own field."""
     causal = conformance.with_fields(row, causal=True).op
-    want = nnx_layer(causal)(X)
-    np.testing.assert_array_equal(nnx_layer(row.op)(X, is_causal=True), want)
-    np.testing.assert_array_equal(nnx_layer(row.op)(X, mask=None, is_causal=True), want)
+    np.testing.assert_array_equal(run(nnx_layer(row.op), is_causal=True), run(nnx_layer(causal)))
 
 
-@rows(positions=True)
+@rows()
 def test_linen_layer(row):
+    check_linen_layer(row)
+
+
+@rows(positions=True, where=lambda case: case.name == "full")
+def test_linen_layer_under_every_position(row):
+    check_linen_layer(row)
+
+
+def check_linen_layer(row):
     """Linen passes only the keywords in the signature: the mask must arrive, parameters sit under `attention_fn`."""
     has_params = bool(parameters(row.op, inputs(kv_heads=HEADS)))
     fn = xformer.nn.linen.AttentionFn(op=row.op) if has_params else row.op
     layer = nn.MultiHeadDotProductAttention(num_heads=HEADS, qkv_features=WIDTH, attention_fn=fn)
     variables = layer.init(jax.random.key(0), X, X, mask=MASK)
     assert ("attention_fn" in variables["params"]) == has_params
-    out = layer.apply(variables, X, X, mask=MASK)
+    apply = conformance.compiled(lambda x: layer.apply(variables, x, x, mask=MASK))
+    out = apply(X)
     changed = np.array(X)
     changed[1, 11:] += 5.0
-    close(layer.apply(variables, changed, changed, mask=MASK)[1, :11], np.asarray(out)[1, :11], 1e-5)
+    close(apply(changed)[1, :11], np.asarray(out)[1, :11], 1e-5)
     project = lambda name: np.einsum("blw,whd->blhd", X, variables["params"][name]["kernel"])
     call = {name: project(name) for name in ("query", "key", "value")} | {"mask": MASK}
     heads = expected(row, variables["params"].get("attention_fn", {}), call)
@@ -103,16 +114,17 @@ def test_dropout_through_flax(row, library):
     if library == "nnx":
         fn = xformer.nn.AttentionFn(row.op, num_heads=HEADS, head_dim=HEAD_DIM, rngs=nnx.Rngs(1))
         layer = nnx_layer(fn, dropout_rate=0.5)
-        run = lambda deterministic, seed: layer(X, deterministic=deterministic, rngs=nnx.Rngs(dropout=seed))
+        call = lambda deterministic, seed: run(layer, deterministic=deterministic, rngs=nnx.Rngs(dropout=seed))
     else:
         fn = xformer.nn.linen.AttentionFn(op=row.op)
         linen = nn.MultiHeadDotProductAttention(num_heads=HEADS, dropout_rate=0.5, attention_fn=fn)
         variables = linen.init(jax.random.key(0), X, X, deterministic=True)
-        run = lambda deterministic, seed: linen.apply(
+        apply = conformance.compiled(linen.apply, static_argnames="deterministic")
+        call = lambda deterministic, seed: apply(
             variables, X, X, deterministic=deterministic, rngs={"dropout": jax.random.key(seed)}
         )
-    np.testing.assert_array_equal(run(True, 0), run(True, 1))
-    assert np.abs(np.asarray(run(False, 0)) - np.asarray(run(False, 1))).max() > 1e-2
+    np.testing.assert_array_equal(call(True, 0), call(True, 1))
+    assert np.abs(np.asarray(call(False, 0)) - np.asarray(call(False, 1))).max() > 1e-2
 
 
 def test_weights_are_sown_by_attention_fn_and_refused_by_the_core():

@@ -80,6 +80,15 @@ def test_comparison_keeps_the_order_of_its_variants_and_comes_back_from_json():
         ("seeds=(0, True)", "seeds[1]: got True, takes an integer"),
         ("report.measure_seconds=long", "report.measure_seconds: got 'long', takes a number"),
         ("sedes=(0,)", "sedes: got (0,), but a comparison reads no such key; it takes name, base"),
+        ("seeds=(0,-1)", "seeds: got (0, -1), takes different integers"),
+        ("seeds=(1,1)", "seeds: got (1, 1), takes different integers"),
+        ('variants={"..": {}}', "variants: got the name '..', takes letters"),
+        ("variants.full.seed=3", "variants.full.seed: got 3, but a variant changes only attention, model"),
+        ("base.seed=7", "base.seed: got 7, but a comparison names and seeds its runs"),
+        ("attention.name=window", "base.attention.name: got window, but every variant replaces attention"),
+        ("base=None", "base: got None, takes a section of keys"),
+        ("report.cost_lengths=()", "report.cost_lengths: got (), takes integers from 1"),
+        ("report.measure_up_to=-1", "report.measure_up_to: got -1, takes 0 or more"),
     ],
 )
 def test_comparison_refusals(override, message):
@@ -142,6 +151,7 @@ def test_overrides_apply_in_order_and_before_the_types_are_known():
     ("spec", "overrides", "message"),
     [
         ("full", ["model.num_heads=True"], "model.num_heads: got True, takes an integer"),
+        ("full", [f"model.width=1{'0' * 30}"], "model.width: got 1000000000000000000000000000000, takes an integer"),
         ("full", ["optimizer.warmup=5"], "optimizer.warmup: got 5, but the optimizer section reads no such key"),
         ("full", ["optimizer.warmup=5"], "nearest match 'warmup_steps'"),
         ("full", ["optimizer.warmup_steps=None"], "optimizer.warmup_steps: got None, takes an integer"),

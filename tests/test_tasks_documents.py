@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from xformer.tasks import DataMissing, Documents
+from xformer.tasks import Documents
 
 ROWS = [(f'Document {i}, with a "quote", a comma\nand a line separator \u2028 é', str(i % 3 + 8)) for i in range(60)]
 
@@ -156,7 +156,7 @@ def test_faults_of_folders_and_split_files(tmp_path):
     other = write_jsonl(tmp_path / "b.jsonl", [("new", "5")])
     with pytest.raises(ValueError, match=r"b.jsonl line 1: label '5' is not in the training documents \(8, 9, 10\)"):
         Documents(path=str(train), test_path=str(other)).prepare(tmp_path / "data")
-    with pytest.raises(DataMissing, match="no file or folder at nowhere"):
+    with pytest.raises(ValueError, match="path: got .nowhere.*, takes a file or folder"):
         Documents(path="nowhere").prepare(tmp_path / "data")
 
 

@@ -151,6 +151,13 @@ class ReportOptions:
     measure_up_to: int = 4096
     measure_seconds: float = 60.0
 
+    def __post_init__(self) -> None:
+        if not self.cost_lengths or min(self.cost_lengths) < 1:
+            raise ValueError(f"cost_lengths: got {self.cost_lengths}, takes integers from 1, at least one")
+        for name in ("measure_up_to", "measure_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}, takes 0 or more")
+
 
 def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """The checked comparison config of a file: `name`, `base`, `variants`, `seeds` and `report`, defaults filled in.
@@ -158,7 +165,28 @@ def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     Overrides of an experiment's sections are overrides of `base`: `train.num_steps=10` is `base.train.num_steps=10`.
     """
     to_base = lambda item: f"base.{item}" if re.split("[.=]", item)[0] in experiment.SECTIONS else item
-    return check_comparison(override(read(spec), [to_base(item) for item in overrides]))
+    config = read(spec)
+    overrides = [to_base(item) for item in overrides]
+    for item in overrides:
+        _check_is_read(config, item)
+    return check_comparison(override(config, overrides))
+
+
+def _check_is_read(config: Mapping[str, Any], item: str) -> None:
+    """Raises ConfigError for an override of `base` that no run would see."""
+    key, _, value = item.partition("=")
+    parts = key.split(".")
+    if parts[0] != "base" or len(parts) < 2:
+        return
+    if parts[1] in ("name", "seed"):
+        raise ConfigError(f"{key}: got {value}, but a comparison names and seeds its runs; it takes name and seeds")
+    variants = config.get("variants")
+    changes = list(variants.values()) if isinstance(variants, Mapping) else []
+    replaced = [isinstance(part, Mapping) and "name" in (part.get(parts[1]) or {}) for part in changes]
+    if changes and all(replaced):
+        raise ConfigError(
+            f"{key}: got {value}, but every variant replaces {parts[1]}; override variants.NAME.{parts[1]} instead"
+        )
 
 
 def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
@@ -174,18 +202,29 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
     checked = schema.check_keys("", given, takes, "a comparison")
     report = schema.as_mapping("report", checked["report"])
     checked["report"] = schema.check_keys("report", report, schema.parameters(ReportOptions), "a comparison's report")
+    try:
+        ReportOptions(**checked["report"])
+    except ValueError as error:
+        raise ConfigError(f"report.{error}") from None
     for key in ("variants", "seeds"):
         if not checked[key]:
             raise ConfigError(f"{key}: got {checked[key]!r}, takes at least one")
     for name in checked["variants"]:
-        if not re.fullmatch(r"[\w.+-]+", name):  # names become folders
-            raise ConfigError(f"variants: got the name {name!r}, takes letters, digits and . _ + -")
+        if not re.fullmatch(r"[\w+-]+", name):  # names become folders
+            raise ConfigError(f"variants: got the name {name!r}, takes letters, digits and _ + -")
+    seeds = checked["seeds"]
+    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+        raise ConfigError(f"seeds: got {seeds}, takes different integers from 0 to 2**32 - 1")
+    base = schema.as_mapping("base", checked["base"])
     try:
-        checked["base"] = check(schema.as_mapping("base", checked["base"]))
+        checked["base"] = check(base)
     except ConfigError as error:
         raise ConfigError(f"base.{str(error).removeprefix('base.')}") from None
     for variant, changes in checked["variants"].items():
         changes = schema.as_mapping(f"variants.{variant}", changes)
+        for key in changes.keys() - experiment.SECTIONS:
+            given_value, sections = schema.show(changes[key]), ", ".join(experiment.SECTIONS)
+            raise ConfigError(f"variants.{variant}.{key}: got {given_value}, but a variant changes only {sections}")
         run = _variant(checked["name"], checked["base"], variant, changes, checked["seeds"][0])
         checked["variants"][variant] = {key: run[key] for key in changes}
     return experiment.as_config(_plain(checked))

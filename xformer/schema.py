@@ -96,7 +96,14 @@ def describe(annotation: Any) -> str:
         return f"a mapping from names to {describe(args[1])}"
     if origin is not None and issubclass(origin, Sequence):
         return f"a sequence, each {describe(args[0])}"
-    words = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
+    words = {
+        Any: "a section of keys",
+        bool: "True or False",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        type(None): "None",
+    }
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -132,7 +139,7 @@ def _fit(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
     if annotation is bool:
         return isinstance(value, bool), value
     if annotation is int:  # True is an int to Python, not to a config.
-        fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        fits = isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < 2**62
         return fits, int(value) if fits else value
     if annotation is float:
         fits = isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)

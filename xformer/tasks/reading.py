@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from xformer.tasks.interface import DataMissing
-
 Document = tuple[str, str, str]
 """Place (file and line, for messages), text, label."""
 
 
 def files(path: Path) -> list[Path]:
-    """The files of a data set, in order. Raises DataMissing if nothing is there."""
+    """The files of a data set, in order. Raises ValueError if nothing is there."""
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DataMissing(f"documents: no file or folder at {path}")
+        raise ValueError(f"path: got {str(path)!r}, takes a file or folder that is there")
     return sorted(
         file
         for file in path.glob("*/**/*.txt")
@@ -71,6 +69,8 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise ValueError(
                 f"documents: {path} line {number} is no JSON: {error.msg} at column {error.colno}"
             ) from None
+        except RecursionError:
+            raise ValueError(f"documents: {path} line {number} is no JSON object, but nested too deep") from None
         if not isinstance(row, dict):
             raise ValueError(f"documents: {path} line {number} must be a JSON object, got {line.strip()[:40]!r}")
         yield number, row
@@ -105,8 +105,10 @@ def _text(place: str, row: dict[str, Any], field: str) -> str:
 
 def _label(place: str, row: dict[str, Any], field: str) -> str:
     label = _field(place, row, field)
-    if not isinstance(label, str | int) or label == "":
-        raise ValueError(f"documents: {place}: field {field!r} must be a label (string or int), got {label!r:.40}")
+    if not isinstance(label, str | int) or label == "" or not str(label).isprintable():
+        raise ValueError(
+            f"documents: {place}: field {field!r} must be a label (int or printable string), got {label!r:.40}"
+        )
     return str(label)
 
 
