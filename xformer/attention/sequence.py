@@ -8,7 +8,8 @@ included, is that of one device. Every device computes its own queries and needs
   of single blocks would have to be sized for the worst draw, in which one device needs all blocks of another. And
   whoever computes a row of global blocks needs every key anyway.
 
-Only the axis `sequence` is handled here; batch and heads stay with the compiler.
+Sequences so short that they have fewer query tiles than there are devices leave devices idle. Only the axis `sequence`
+is handled here; batch and heads stay with the compiler.
 """
 
 from __future__ import annotations
