@@ -104,5 +104,5 @@ def _run(block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, l
 def _split(block: EncoderBlock, shared: bool) -> tuple[Any, Any, Any]:
     """Static structure, what all layers share, what each has for itself."""
     common: Any = nnx.PathContains("attention_fn") if shared else nnx.Nothing()
-    graphdef, common_state, own = nnx.split(block, common, ...)
-    return graphdef, common_state, own
+    parts: Any = nnx.split(block, common, ...)
+    return parts
