@@ -86,7 +86,8 @@ def command(argv: Sequence[str]) -> None:
         raise cli.CommandFailed(f"{len(failed)} of {len(runs)} runs failed: {listed([str(run) for run in failed])}; "
                                 "the same command tries them again")  # fmt: skip
     if stopped:
-        raise Interrupted(f"{len(stopped)} of {len(runs)} runs stopped at stop_at_step, saved; {GO_ON}", 0)
+        raise Interrupted(f"{len(stopped)} of {len(runs)} runs stopped at stop_at_step, saved; "
+                          "the same command with a later stop_at_step, or None, goes on from there", 0)  # fmt: skip
 
 
 def plan(config: ConfigDict, workdir: Path) -> list[Planned]:
