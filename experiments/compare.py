@@ -68,6 +68,8 @@ def command(argv: Sequence[str]) -> None:
     workdir = parser.folder("--workdir", args.workdir)
     if args.data_dir is not None:
         parser.folder("--data_dir", args.data_dir)
+    if args.report_only and not (workdir / "config.json").is_file():
+        raise configs.ConfigError(f"--workdir: {workdir} holds no comparison to report on (no config.json)")
     config = configs.load_comparison(args.config, overrides)
     runs = plan(config, workdir)
     with folders.lock(workdir):

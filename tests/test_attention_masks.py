@@ -138,3 +138,12 @@ def test_mask_that_hides_every_key_of_one_query(row):
     mask[..., 5, :] = False
     out = forward(row.op, {}, as_jax(inputs() | {"mask": mask}))
     assert not np.any(np.asarray(out)[:, 5]) and np.all(np.any(np.asarray(out), axis=(2, 3))[:, [4, 6]])
+
+
+@rows()
+@pytest.mark.parametrize("shape", [(), (BATCH, 1, 1, 1), (1, HEADS, 1, 1)], ids=str)
+def test_a_mask_that_broadcasts_over_keys_and_hides_nothing_changes_nothing(row, shape):
+    call = inputs()
+    params = parameters(row.op, call)
+    masked = forward(row.op, params, as_jax(call | {"mask": np.ones(shape, bool)}))
+    close(masked, forward(row.op, params, as_jax(call)))
