@@ -55,7 +55,7 @@ class TrainConfig:
             if value is None and name in optional:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-                raise ValueError(f"{name} must be a positive integer below 2**31, got {value!r}")
+                raise ValueError(f"{name} must be a positive 32-bit integer, got {value!r}")
         choices = {"parallel": ("jit", "pmap"), "dtype": ("float32", "bfloat16"), "select_mode": ("max", "min")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
