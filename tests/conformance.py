@@ -78,6 +78,11 @@ CASES = (
 BOTH = ("reference", "xla")
 
 
+def one_of_each(case):
+    """Whether the case is the first of its variant: for properties that differ by variant only."""
+    return next(other for other in CASES if type(other.op) is type(case.op)) is case
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A case under one position term, causal or not, in one implementation."""

@@ -107,7 +107,7 @@ def check_linen_layer(row):
     close(out, np.einsum("blhd,hdw->blw", heads, variables["params"]["out"]["kernel"]), 5e-5)
 
 
-@rows()
+@rows(where=conformance.one_of_each)
 @pytest.mark.parametrize("library", ["nnx", "linen"])
 def test_dropout_through_flax(row, library):
     """Attention dropout of the layer reaches the op, and evaluation turns it off."""

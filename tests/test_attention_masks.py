@@ -15,6 +15,7 @@ from conformance import (
     forward,
     forward_and_gradients,
     inputs,
+    one_of_each,
     padding,
     parameters,
     rows,
@@ -23,7 +24,7 @@ from conformance import (
 PADDED = padding([LENGTH - 9, 7], LENGTH)
 
 
-@rows()
+@rows(where=one_of_each)
 @pytest.mark.parametrize("dtype", [bool, np.float32, np.int32])
 def test_padding_mask_of_any_dtype(row, dtype):
     call = inputs()
@@ -34,7 +35,7 @@ def test_padding_mask_of_any_dtype(row, dtype):
     )
 
 
-@rows()
+@rows(where=one_of_each)
 @pytest.mark.parametrize("shape", [(LENGTH,), (1, HEADS, 1, LENGTH)], ids=str)
 def test_padding_mask_broadcasts(row, shape):
     mask = np.random.default_rng(0).random(shape) < 0.6
@@ -46,7 +47,7 @@ def test_padding_mask_broadcasts(row, shape):
 @rows(where=lambda case: case.pairs)
 @pytest.mark.parametrize(
     "shape",
-    [(1, 1, LENGTH, LENGTH), (LENGTH, LENGTH), (BATCH, 1, LENGTH, 1), (1, HEADS, LENGTH, LENGTH)],
+    [(LENGTH, LENGTH), (BATCH, 1, LENGTH, 1), (1, HEADS, LENGTH, LENGTH)],
     ids=str,
 )
 def test_general_mask_broadcasts(row, shape):
@@ -107,6 +108,21 @@ def test_fully_padded_example_gives_zeros_and_no_gradient(row):
         assert np.isfinite(gradient).all() and not np.any(np.asarray(gradient)[1]), name
         assert np.any(np.asarray(gradient)[0]), name
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params_gradient))
+
+
+@rows(positions=True, causal=(True,), implementations=BOTH)
+def test_no_gradient_from_the_future(row):
+    """The output at t has a gradient of exactly zero to keys and values after t, and to every other query."""
+    call = inputs() | {"mask": padding([LENGTH, LENGTH], LENGTH)}
+    params = parameters(row.op, call)
+    for t in (0, 8, 30):
+        cotangent = np.zeros(call["query"].shape, np.float32)
+        cotangent[:, t] = 1.0
+        _, _, gradients = forward_and_gradients(row.op, params, as_jax(call), cotangent)
+        for name in ("key", "value"):
+            assert not np.any(np.asarray(gradients[name])[:, t + 1 :]), f"{name} after {t}"
+            assert np.any(np.asarray(gradients["value"])[:, : t + 1])
+        assert not np.any(np.delete(np.asarray(gradients["query"]), t, axis=1))
 
 
 @rows(where=lambda case: case.pairs, implementations=BOTH)

@@ -16,6 +16,7 @@ from conformance import (
     forward,
     forward_and_gradients,
     inputs,
+    one_of_each,
     parameters,
     rows,
 )
@@ -38,7 +39,7 @@ def test_equals_the_reference_with_every_argument(row):
     check(row, conformance.everything(row))
 
 
-@rows(causal=(False, True))
+@rows(causal=(False, True), where=one_of_each)
 def test_equals_the_reference_with_no_argument(row):
     check(row, inputs(seed=1))
 
@@ -57,8 +58,8 @@ def test_the_best_implementation_at_short_and_long_lengths(row, length):
     close(forward(row.op, {}, as_jax(call)), expected(row, {}, call))
 
 
-@rows(where=lambda case: not case.pairs)
-@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 47, 48])
+@rows(where=lambda case: not case.pairs and getattr(case.op, "sharing", "none") == "none")
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 48])
 def test_any_length_up_to_the_maximum(row, length):
     check(row, inputs(q_len=length, batch=1, seed=length))
 
@@ -111,7 +112,7 @@ def test_grouped_heads_read_the_right_group():
 
 def test_leading_batch_axes():
     """`[*batch, length, heads, head_dim]` with no and with two batch axes."""
-    for case in conformance.CASES[:5]:
+    for case in filter(one_of_each, conformance.CASES):
         call = inputs(batch=4, seed=6)
         params = parameters(case.op, call)
         want = np.asarray(forward(case.op, params, as_jax(call)))
@@ -120,7 +121,7 @@ def test_leading_batch_axes():
         close(forward(case.op, params, as_jax({name: x[0] for name, x in call.items()})), want[0])
 
 
-@rows(causal=(False, True))
+@rows(causal=(False, True), where=lambda case: getattr(case.op, "sharing", "none") == "none")
 @conformance.drawn(5)
 @hypothesis.given(data=st.data())
 def test_drawn_calls_equal_the_reference(row, data):
