@@ -135,7 +135,7 @@ class PairAttention(Attention):
             relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, shape.kv_len), params)
         inputs: Any = Inputs(query, key, key, None, relative)  # type: ignore
         pattern = self._pattern(shape.kv_len, shape.num_heads)
-        return kernels.choose(self.implementation, inputs, Controls(None), Settings(1.0), pattern)
+        return kernels.choose(self.implementation, inputs, Controls(None), Settings(1.0), pattern, anywhere=True)
 
     def _pattern(self, kv_len: int, num_heads: int) -> Pattern:
         pattern = self.token_pattern(kv_len, num_heads)

@@ -24,8 +24,6 @@ def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pa
         reasons.append(f"computes in float32, bfloat16 or float16, got {inputs.query.dtype}")
     if inputs.query.shape[-1] > MAX_HEAD_DIM:
         reasons.append(f"head_dim must be at most {MAX_HEAD_DIM}, got {inputs.query.shape[-1]}")
-    if jax.default_backend() == "tpu":
-        reasons.append("its kernels are written for GPUs")
     return reasons + common_refusals(inputs, controls, settings)
 
 

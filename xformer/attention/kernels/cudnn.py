@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.extend import backend as backends
 
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.kernels.block_sparse import by_length, common_refusals, key_padding
@@ -21,11 +20,8 @@ Array = jax.Array
 
 
 def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> list[str]:
-    """Why cuDNN can't do a call; empty where it can. Only shapes, dtypes and the device are read."""
+    """Why cuDNN can't do a call; empty where it can. Only shapes and dtypes are read."""
     reasons, (q_len, head_dim), kv_len = [], inputs.query.shape[3:], inputs.key.shape[3]
-    platform = backends.get_backend()
-    if platform.platform != "gpu" or "cuda" not in platform.platform_version:
-        reasons.append("it needs an NVIDIA GPU")
     if inputs.query.dtype not in (jnp.bfloat16, jnp.float16):
         reasons.append(f"computes in bfloat16 or float16, got {inputs.query.dtype}")
     if head_dim % 8 or head_dim > 128:

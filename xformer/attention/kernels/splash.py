@@ -33,8 +33,6 @@ def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pa
         reasons.append(f"computes in float32 or bfloat16, got {inputs.query.dtype}")
     if inputs.query.shape[-1] % 64:
         reasons.append(f"head_dim must be a multiple of 64, got {inputs.query.shape[-1]}")
-    if jax.default_backend() == "gpu":
-        reasons.append("its kernel is written for TPUs")
     return reasons + common_refusals(inputs, controls, settings, slopes=False)
 
 
