@@ -127,8 +127,9 @@ class PairAttention(Attention):
     # What the implementations are given.
 
     def _implementation(self, shape: Shape, params: Params) -> str:
-        """What runs a plain call of this shape in float32."""
-        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, shape.kv_heads, *sizes, shape.head_dim), jnp.float32)
+        """What runs a plain call of this shape in float32 (in bfloat16 for cuDNN, which knows no other)."""
+        dtype = jnp.bfloat16 if self.implementation == "cudnn" else jnp.float32
+        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, shape.kv_heads, *sizes, shape.head_dim), dtype)
         query, key = array(shape.num_heads // shape.kv_heads, shape.q_len), array(1, shape.kv_len)
         relative = None
         if self.position is not None:
