@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention import block_sparse, reference
+from xformer.attention import block_sparse, kernels, reference
 from xformer.attention.arguments import Call
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.interface import Attention, Cost, Params, Shape
@@ -61,11 +61,12 @@ class PairAttention(Attention):
         return dense(self._pattern(kv_len, num_heads), q_len, kv_len)
 
     def attend(self, call: Call, params: Params) -> Array:
-        split = self._split(call, params)
-        if self.implementation == "reference":
-            inputs, controls, settings, pattern = split
-            return _merge(reference.attend(inputs, controls, settings, pattern)[0])
-        inputs, controls, settings, pattern = split
+        inputs, controls, settings, pattern = split = self._split(call, params)
+        chosen = kernels.choose(self.implementation, *split)
+        if chosen in kernels.KERNELS:
+            return kernels.KERNELS[chosen].attend(*split)
+        if chosen == "reference":
+            return _merge(reference.attend(*split)[0])
         batch, (q_len, kv_len) = call.batch, call.lengths
         known = isinstance(controls.offset, int)
         layout = self.layout(
@@ -85,20 +86,25 @@ class PairAttention(Attention):
 
     def cost(self, shape: Shape) -> Cost:
         q_len, kv_len, head_dim = shape.q_len, shape.kv_len, shape.head_dim
-        if self.implementation == "reference":
+        params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
+        implementation = self._implementation(shape, params)
+        if implementation in kernels.KERNELS:
+            pattern = self._pattern(kv_len, shape.num_heads)
+            flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, head_dim)
+            return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
+        if implementation == "reference":
             q_block, kv_block, num_rows, num_tiles = q_len, kv_len, 1, 1
         else:
             layout = self.layout(shape.batch, q_len, kv_len, shape.num_heads)
             q_block, kv_block, num_tiles = layout.q_block, layout.kv_block, layout.num_tiles
             num_rows = ceil_div(q_len, q_block)
         flops = 4 * num_tiles * q_block * kv_block * head_dim
-        params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
         if self.position is not None:
             # One row's distances come by row or by tile; num_tiles counts every row's.
             relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
             tables = sum(table is not None for table in (relative.key_table, relative.value_table)) if relative else 0
             if relative is not None and tables:
-                whole = self.implementation == "reference"
+                whole = implementation == "reference"
                 tile = RelativeTiles(q_block, kv_block, relative.radius, math.inf if whole else num_tiles / num_rows)
                 per_row = tile.flops_per_row(tables, head_dim, 1 if tile.by_row else num_tiles)
                 flops += per_row * (num_rows if tile.by_row else 1)
@@ -119,6 +125,18 @@ class PairAttention(Attention):
         return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 1024), query_offset or 0)
 
     # What the implementations are given.
+
+    def _implementation(self, shape: Shape, params: Params) -> str:
+        """What runs a plain call of this shape in float32 (in bfloat16 for cuDNN, which knows no other)."""
+        dtype = jnp.bfloat16 if self.implementation == "cudnn" else jnp.float32
+        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, shape.kv_heads, *sizes, shape.head_dim), dtype)
+        query, key = array(shape.num_heads // shape.kv_heads, shape.q_len), array(1, shape.kv_len)
+        relative = None
+        if self.position is not None:
+            relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, shape.kv_len), params)
+        inputs: Any = Inputs(query, key, key, None, relative)  # type: ignore
+        pattern = self._pattern(shape.kv_len, shape.num_heads)
+        return kernels.choose(self.implementation, inputs, Controls(None), Settings(1.0), pattern, anywhere=True)
 
     def _pattern(self, kv_len: int, num_heads: int) -> Pattern:
         pattern = self.token_pattern(kv_len, num_heads)
