@@ -49,6 +49,8 @@ def choose(
     """
     call = inputs, controls, settings, pattern
     if implementation is None:
+        if jax.sharding.get_abstract_mesh().size > 1:
+            return "xla"  # the compiler cuts up its products along a mesh in scope, a kernel it would only repeat
         able = (name for name in BEST if not _absent(name) and not KERNELS[name].refusals(*call))
         return next(able, "xla")
     if implementation in KERNELS:
