@@ -15,7 +15,9 @@ from xformer.attention.pattern import Pattern
 
 KERNELS = {"pallas": block_sparse, "splash": splash, "cudnn": cudnn}
 PLATFORMS = {"pallas": "gpu", "splash": "tpu", "cudnn": "gpu"}
-BEST = ("cudnn", "pallas", "splash")  # the first that can do a call where it is made
+# The first that can do a call where it is made is what `implementation=None` takes. A kernel joins once it has been
+# checked and timed on its platform (benchmarks/gpu_kernels.py); until then it runs when it is named.
+BEST: tuple[str, ...] = ()
 
 _interpreted = contextvars.ContextVar("interpreted", default=False)
 
