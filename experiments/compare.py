@@ -145,7 +145,7 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
         try:
             next(iter(built.values())).task.prepare(data_dir, progress=_say)
         except ValueError as error:  # the user's own files are at fault
-            raise configs.ConfigError(f"base.task.{error}") from error
+            raise configs.ConfigError(f"base.task: {error}") from error
     sizes: dict[str, int] = {}
     for variant, experiment in built.items():
         data, source = inspect.data_sizes(experiment, data_dir)
