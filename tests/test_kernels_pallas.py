@@ -11,7 +11,7 @@ import pytest
 from conformance import HEADS, inputs, padding, random_cotangent, refuses
 
 from xformer import cost
-from xformer.attention import ALiBi, BigBird, Full, Rotary, Shape, Shaw, T5Bias, Window, pattern
+from xformer.attention import ALiBi, BigBird, Full, Rotary, Shape, Shaw, T5Bias, Window, kernels, pattern
 from xformer.attention.kernels import block_sparse, interpreted
 from xformer.attention.kernels.tile_lists import make_tile_lists, num_tiles
 
@@ -201,10 +201,12 @@ def test_away_from_its_platform_a_kernel_refuses_but_has_a_cost():
     assert Full(implementation="pallas").cost(Shape(1, 64, 64, 1, 64)).flops == 4 * 64**3
 
 
+@pytest.mark.parametrize("trusted", [("cudnn", "pallas", "splash"), kernels.BEST], ids=["all", "shipped"])
 @pytest.mark.parametrize("backend", ["gpu", "cpu", "tpu"])
-def test_nobody_named_gets_what_can_do_the_call(backend, monkeypatch):
-    """On a GPU the kernels where they can, else the engine; on a CPU always the engine."""
+def test_nobody_named_gets_what_can_do_the_call(backend, trusted, monkeypatch):
+    """On a GPU the trusted kernels where they can, else the engine; on a CPU always the engine."""
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(kernels, "BEST", trusted)
     seen = []
     real = block_sparse.attend
     monkeypatch.setattr(block_sparse, "attend", lambda *a: seen.append(a) or real(*a))
@@ -213,4 +215,4 @@ def test_nobody_named_gets_what_can_do_the_call(backend, monkeypatch):
     for op, options, able in ((Window(2, 2), {}, True), (Full(), biased, False)):
         seen.clear()
         jax.eval_shape(lambda call, op=op, options=options: op(**call, **options), call)
-        assert bool(seen) == (able and backend == "gpu")
+        assert bool(seen) == (able and backend == "gpu" and "pallas" in trusted)
