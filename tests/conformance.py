@@ -1,5 +1,6 @@
 """The conformance suite's table and tools. A new variant is one row in CASES; test_attention_*.py run on every row."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -266,26 +267,14 @@ def drawn(examples):
     return hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=slow)
 
 
+@contextlib.contextmanager
 def refuses(error, *words):
-    """Context: raises `error` with a message of one line that has every word."""
-    return _Refusal(error, words)
-
-
-class _Refusal:
-    def __init__(self, error, words):
-        self.error, self.words = error, words
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, raised, _):
-        assert kind is not None, f"accepted; expected {self.error}"
-        if not issubclass(kind, self.error):
-            return False
-        text = str(raised)
-        assert text and "\n" not in text, f"not one line: {text!r}"
-        assert all(word in text for word in self.words), f"{self.words} not all in {text!r}"
-        return True
+    """Raises `error` with a message of one line that has every word."""
+    with pytest.raises(error) as raised:
+        yield
+    text = str(raised.value)
+    assert text and "\n" not in text, f"not one line: {text!r}"
+    assert all(word in text for word in words), f"{words} not all in {text!r}"
 
 
 def as_jax(call):
