@@ -4,6 +4,7 @@ Everything is dense numpy and einsum over arrays `[*batch, length, heads, head_d
 their float arguments and keep complex128, so a test differentiates them by a complex step: no second implementation.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -95,6 +96,7 @@ def shaw_indices(q_positions, k_positions, max_distance):
     return indices
 
 
+@functools.cache
 def t5_bucket(distance, num_buckets, max_distance, bidirectional):
     """Bucket of `distance = key position - query position` in exact integer arithmetic (Raffel et al. 2020, 2.1).
 

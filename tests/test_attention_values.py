@@ -64,6 +64,22 @@ def test_any_length_up_to_the_maximum(row, length):
     check(row, inputs(q_len=length, batch=1, seed=length))
 
 
+@rows(positions=True, implementations=("xla",), where=lambda case: case.name in ("full", "bigbird"))
+def test_keys_in_several_chunks(row):
+    """The online softmax carries its sums from one chunk of keys to the next only above 1,024 keys in a row.
+
+    The last queries: BigBird's last block, which sees everything.
+    """
+    kv_len, at = 1500, 1492
+    row = conformance.reaching(row, kv_len)
+    call = inputs(q_len=8, kv_len=kv_len, batch=1, heads=2, kv_heads=1, head_dim=2, seed=5)
+    call["query"] *= 3
+    params, cotangent = parameters(row.op, call), conformance.random_cotangent(call)
+    out, *gradients = forward_and_gradients(row.op, params, as_jax(call), cotangent, (("query_offset", at),))
+    close(out, expected(row, params, call, at))
+    conformance.check_gradients(row, params, call, cotangent, gradients, offset=at)
+
+
 @rows(causal=(False, True), implementations=("xla",), where=lambda case: case.pairs)
 def test_long_gradients_cross_many_tiles(row):
     check(row, inputs(q_len=700, batch=1, heads=2, kv_heads=1, seed=2))
