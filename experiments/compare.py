@@ -70,6 +70,8 @@ def command(argv: Sequence[str]) -> None:
     workdir = parser.folder("--workdir", args.workdir)
     if args.data_dir is not None:
         parser.folder("--data_dir", args.data_dir)
+    if args.report_only and not (workdir / "config.json").is_file():
+        raise configs.ConfigError(f"--workdir: {workdir} holds no comparison to report on (no config.json)")
     hosts.start(args)
     config = configs.load_comparison(args.config, overrides)
     runs = plan(config, workdir)
@@ -93,7 +95,8 @@ def command(argv: Sequence[str]) -> None:
         raise cli.CommandFailed(f"{len(failed)} of {len(runs)} runs failed: {listed([str(run) for run in failed])}; "
                                 "the same command tries them again")  # fmt: skip
     if stopped:
-        raise Interrupted(f"{len(stopped)} of {len(runs)} runs stopped at stop_at_step, saved; {GO_ON}", 0)
+        raise Interrupted(f"{len(stopped)} of {len(runs)} runs stopped at stop_at_step, saved; "
+                          "the same command with a later stop_at_step, or None, goes on from there", 0)  # fmt: skip
 
 
 def plan(config: ConfigDict, workdir: Path) -> list[Planned]:
@@ -149,7 +152,7 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
         try:
             next(iter(built.values())).task.prepare(data_dir, progress=cli.say)
         except ValueError as error:  # the user's own files are at fault
-            raise configs.ConfigError(f"base.task.{error}") from error
+            raise configs.ConfigError(f"base.task: {error}") from error
     sizes: dict[str, int] = {}
     for variant, experiment in built.items():
         data, source = inspect.data_sizes(experiment, data_dir)

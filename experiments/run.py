@@ -41,7 +41,7 @@ def command(argv: Sequence[str]) -> None:
     if spec is None:
         raise ConfigError("--config: missing; takes path.py, path.py:argument or a run's config.json")
     experiment = experiments.build(configs.load_config(spec, overrides))
-    if args.eval_only:
+    if (workdir / "config.json").is_file():  # another run's folder is refused before data is made
         folders.changed(workdir, experiments.as_json(experiment.config))
     trainer = experiment.trainer(workdir, args.data_dir, progress=cli.say)
     if args.eval_only:

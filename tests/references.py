@@ -4,6 +4,7 @@ Everything is dense numpy and einsum over arrays `[*batch, length, heads, head_d
 their float arguments and keep complex128, so a test differentiates them by a complex step: no second implementation.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -56,7 +57,8 @@ def attend(
         q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
         seen = seen & (np.asarray(q_ids)[..., None, :, None] == np.asarray(k_ids)[..., None, None, :])
     top = np.max(np.where(seen, scores.real, -np.inf), axis=-1, keepdims=True)
-    weights = np.where(seen, np.exp(np.where(seen, scores, 0) - np.where(np.isfinite(top), top, 0)), 0)
+    top = np.where(np.isfinite(top), top, 0)
+    weights = np.where(seen, np.exp(np.where(seen, scores, top) - top), 0)
     total = weights.sum(axis=-1, keepdims=True)
     weights = weights / np.where(total == 0, 1, total)
     out = np.einsum("...hqk,...khd->...qhd", weights, value)
@@ -94,6 +96,7 @@ def shaw_indices(q_positions, k_positions, max_distance):
     return indices
 
 
+@functools.cache
 def t5_bucket(distance, num_buckets, max_distance, bidirectional):
     """Bucket of `distance = key position - query position` in exact integer arithmetic (Raffel et al. 2020, 2.1).
 

@@ -4,7 +4,19 @@ import conformance
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conformance import BOTH, LENGTH, as_jax, close, expected, forward, forward_and_gradients, inputs, parameters, rows
+from conformance import (
+    BOTH,
+    LENGTH,
+    as_jax,
+    close,
+    expected,
+    forward,
+    forward_and_gradients,
+    inputs,
+    one_of_each,
+    parameters,
+    rows,
+)
 
 TOLERANCES = {"float16": 6e-3, "bfloat16": 5e-2}
 
@@ -41,12 +53,12 @@ def test_float16_with_a_padding_mask(row):
     check_narrow(row, "float16")
 
 
-@rows(implementations=("reference",))
+@rows(implementations=("reference",), where=one_of_each)
 def test_bfloat16_of_the_reference_implementation(row):
     check_narrow(row, "bfloat16")
 
 
-@rows(implementations=BOTH)
+@rows(implementations=BOTH, where=one_of_each)
 def test_large_float16_scores_do_not_overflow(row):
     """q . k of 90,000 is above float16's largest number but not above what softmax in float32 can take."""
     call = inputs(head_dim=8, batch=1)
@@ -59,7 +71,7 @@ def test_large_float16_scores_do_not_overflow(row):
     assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in gradients.values())
 
 
-@rows()
+@rows(where=one_of_each)
 def test_dtype_casts_the_inputs_and_is_the_output_dtype(row):
     call = as_jax(inputs())
     params = parameters(row.op, call)
@@ -72,7 +84,7 @@ def test_dtype_casts_the_inputs_and_is_the_output_dtype(row):
     close(up, expected(row, params, as_float32(narrow(call, "bfloat16"))))
 
 
-@rows()
+@rows(where=one_of_each)
 def test_precision_is_taken(row):
     call = as_jax(inputs())
     params = parameters(row.op, call)

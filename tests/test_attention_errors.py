@@ -5,6 +5,7 @@ import pickle
 
 import conformance
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import as_jax, inputs, padding, parameters, refuses, rows
@@ -229,3 +230,35 @@ def test_position_parameters_sit_under_position():
         assert params.keys() == {"position"} and jax.tree.leaves(params)
     for position in (ALiBi(), Rotary(), None):
         assert Full(position=position).init(jax.random.key(0), Shape(1, 8, 8, 4, 4)) == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("full", "attention: got 'full', takes a mapping"),
+        (None, "attention: got None, takes a mapping"),
+        ({"name": ["full"]}, r"attention.name: got \['full'\], allowed are full"),
+        ({"name": "full", "position": 5}, "attention.position: got 5, takes a mapping"),
+        ({"name": "full", "position": ["shaw"]}, "attention.position: got .*takes a mapping"),
+        (
+            {"name": "full", "position": {"name": "rotary", "base": float("nan")}},
+            "Rotary.base must be a number above 1",
+        ),
+        ({"name": "full", "position": {"name": "shaw", "values": "no"}}, "Shaw.values must be True or False"),
+    ],
+)
+def test_odd_mappings_are_refused_in_one_line(config, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build(config)
+    assert "\n" not in str(error.value)
+
+
+def test_linformer_with_a_position_by_name_is_refused():
+    with pytest.raises(NotImplementedError, match="no token positions left"):
+        build({"name": "linformer", "position": "shaw"})
+
+
+def test_scale_is_a_number_not_a_vector():
+    x = jnp.ones((1, 4, 2, 8))
+    with pytest.raises(ValueError, match="scale must be a number"):
+        Full()(x, x, x, scale=jnp.arange(8.0))

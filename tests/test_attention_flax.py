@@ -66,10 +66,14 @@ def test_nnx_layer_equals_its_functional_core_under_jit_and_grad(row):
 
 @rows(where=lambda case: case.pairs)
 def test_nnx_layer_equals_dense_attention_under_the_pattern(row):
-    """Flax's own attention under the op's pattern as a mask gives the same layer output."""
-    pattern = row.op.pattern(LENGTH, LENGTH, HEADS)[None]
-    want = nnx_layer(nnx.dot_product_attention)(X, mask=MASK & pattern)
-    close(run(nnx_layer(row.op), mask=MASK), np.asarray(want), 5e-5)
+    """Flax's own attention under the op's pattern as a mask gives the same layer output.
+
+    Not where a query sees nothing: there Flax averages all values, and we give zeros.
+    """
+    pairs = np.asarray(MASK & row.op.pattern(LENGTH, LENGTH, HEADS)[None])
+    want = nnx_layer(nnx.dot_product_attention)(X, mask=pairs)
+    sees = pairs.any(-1).all(1)
+    close(run(nnx_layer(row.op), mask=MASK)[sees], np.asarray(want)[sees], 5e-5)
 
 
 @rows(where=lambda case: case.causal)
@@ -107,14 +111,14 @@ def check_linen_layer(row):
     close(out, np.einsum("blhd,hdw->blw", heads, variables["params"]["out"]["kernel"]), 5e-5)
 
 
-@rows()
+@rows(where=conformance.one_of_each)
 @pytest.mark.parametrize("library", ["nnx", "linen"])
 def test_dropout_through_flax(row, library):
     """Attention dropout of the layer reaches the op, and evaluation turns it off."""
     if library == "nnx":
         fn = xformer.nn.AttentionFn(row.op, num_heads=HEADS, head_dim=HEAD_DIM, rngs=nnx.Rngs(1))
         layer = nnx_layer(fn, dropout_rate=0.5)
-        call = lambda deterministic, seed: run(layer, deterministic=deterministic, rngs=nnx.Rngs(dropout=seed))
+        call = lambda deterministic, seed: layer(X, deterministic=deterministic, rngs=nnx.Rngs(dropout=seed))
     else:
         fn = xformer.nn.linen.AttentionFn(op=row.op)
         linen = nn.MultiHeadDotProductAttention(num_heads=HEADS, dropout_rate=0.5, attention_fn=fn)

@@ -75,7 +75,11 @@ def test_alibi_at_any_number_of_heads(heads, causal):
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
 @pytest.mark.parametrize("length", [15, 16, 17, 40])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("position", [MusicRelative(max_len=16), Shaw(max_distance=16, values=True)], ids=str)
+@pytest.mark.parametrize(
+    "position",
+    [MusicRelative(max_len=16), Shaw(max_distance=16, values=True), Shaw(max_distance=16, values=False)],
+    ids=str,
+)
 def test_relative_terms_below_at_and_above_their_maximum(position, causal, length, implementation):
     """Fault 13: the skewed term equals the naive gather; an unclipped one refuses what it has no embedding for."""
     row = row_of(position, causal, implementation=implementation)

@@ -200,10 +200,10 @@ def test_far_more_parameters_are_said_before_training(run, errors):
 
 def test_missing_and_faulty_data_end_it_before_the_first_run(run, tmp_path):
     code, _, err = run("--config.base.task.path=nowhere.jsonl")
-    assert code == cli.FAILED and "nowhere.jsonl" in err.splitlines()[-1] and "run 1" not in err
+    assert code == cli.WRONG_ARGUMENTS and "nowhere.jsonl" in err.splitlines()[-1] and "run 1" not in err
     (tmp_path / "documents.jsonl").write_text("no JSON\n")
     code, _, err = run("--workdir", str(tmp_path / "other"))
-    assert code == cli.FAILED and "line 1" in err.splitlines()[-1] and "Traceback" not in err
+    assert code == cli.WRONG_ARGUMENTS and "line 1" in err.splitlines()[-1] and "Traceback" not in err
 
 
 # Measuring.

@@ -41,6 +41,9 @@ def test_student_interval_by_hand():
     assert stats.estimate([0.5]) == stats.Estimate(0.5, None, 1)
     assert stats.estimate([math.nan, 0.5]).count == 1
     assert math.isnan(stats.estimate([]).mean)
+    assert stats.Estimate(0.5, 0.1, 3).overlaps(stats.Estimate(0.65, 0.06, 3))
+    assert not stats.Estimate(0.5, 0.1, 3).overlaps(stats.Estimate(0.65, 0.04, 3))
+    assert not stats.Estimate(0.5, None, 1).overlaps(stats.Estimate(0.5, None, 1))
 
 
 def test_wilson_interval_by_hand():

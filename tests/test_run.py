@@ -210,7 +210,7 @@ def test_missing_data_is_one_line(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "code", "message"),
-    [(None, 1, "error: documents: "), ('{"text": "a"}\n', 2, "error: task: ")],
+    [(None, 2, "error: task.path: "), ('{"text": "a"}\n', 2, "error: task: ")],
 )
 def test_wrong_documents_are_one_line(content, code, message, tmp_path, capsys):
     path = tmp_path / "nowhere.jsonl"

@@ -156,7 +156,7 @@ def test_faults_of_folders_and_split_files(tmp_path):
     other = write_jsonl(tmp_path / "b.jsonl", [("new", "5")])
     with pytest.raises(ValueError, match=r"b.jsonl line 1: label '5' is not in the training documents \(8, 9, 10\)"):
         Documents(path=str(train), test_path=str(other)).prepare(tmp_path / "data")
-    with pytest.raises(ValueError, match="path: got .nowhere.*, takes a file or folder"):
+    with pytest.raises(ValueError, match=r"path: got .nowhere.*, takes a file or folder"):
         Documents(path="nowhere").prepare(tmp_path / "data")
 
 

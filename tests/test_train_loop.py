@@ -233,7 +233,9 @@ class Watched:
 def test_device_memory_does_not_grow_with_steps(tmp_path):
     data = WatchingData(info={"alive": []})
     make_trainer(tmp_path, data=data, num_steps=60, log_every=7, eval_every=60, checkpoint_every=20).fit()
-    assert max(data.info["alive"][40:60]) <= max(data.info["alive"][5:20])
+    alive = data.info["alive"]
+    # How many steps are under way varies with the machine's load; a leak of one array a step would add 35.
+    assert min(alive[40:60]) < min(alive[5:20]) + 15, alive
 
 
 class Terminal(io.StringIO):

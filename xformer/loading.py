@@ -83,7 +83,10 @@ def load(workdir: str | Path, which: str = "best") -> Loaded:
     path = workdir / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{workdir} holds no run: there is no {path.name}")
-    built = experiment.build(json.loads(path.read_text()))
+    config = json.loads(path.read_text())
+    if "variants" in config:
+        raise FileNotFoundError(f"{workdir} holds a comparison; load one of its runs, {workdir / 'runs'}/VARIANT-SEED")
+    built = experiment.build(config)
     preprocess = tasks.load_preprocessing(workdir)
     make = built.model_fn(
         vocab_size=preprocess.vocabulary.size,

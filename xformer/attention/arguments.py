@@ -104,6 +104,8 @@ def normalize(
     if bias is not None:
         bias = _with_all_axes(jnp.asarray(bias), pair_shape, "bias")
     if scale is not None and not isinstance(scale, int | float | np.number):
+        if jnp.shape(scale) != ():
+            raise ValueError(f"scale must be a number or an array [], got shape {jnp.shape(scale)}")
         query, scale = query * jnp.asarray(scale, query.dtype), 1.0  # an array, known only at run time
     flat = lambda x: x.reshape(math.prod(batch_shape), *x.shape[len(batch_shape) :])
     q_segments, kv_segments = _segments(segment_ids, batch_shape, q_len, kv_len)

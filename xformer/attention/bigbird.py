@@ -72,8 +72,9 @@ class BigBird(PairAttention):
             visible |= pattern.Global(min(self.num_global_tokens, kv_len), 0, kv_len)
         if not self.num_random_blocks:
             return visible
+        count = min(self.num_random_blocks, num_blocks)
         return visible | pattern.Random(
-            self.num_random_blocks, num_blocks, self.block_size, num_heads, visible, self.seed, self.layer, self.causal
+            count, num_blocks, self.block_size, num_heads, visible, self.seed, self.layer, self.causal
         )
 
     def block(self, kv_len: int) -> int | None:

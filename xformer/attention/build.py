@@ -29,15 +29,14 @@ def build(config: Mapping[str, Any]) -> Attention:
       ValueError: an unknown name or argument, with the choices and the nearest match.
       NotImplementedError: a position term for a variant without token pairs, or a causal one that cannot be.
     """
-    kwargs = dict(config)
+    kwargs = _mapping("attention", config)
     op = _choose("attention", kwargs.pop("name", None), ATTENTIONS)
-    position = kwargs.pop("position", None)
-    term = build_position(position)
+    term = build_position(kwargs.pop("position", None))
     if term is not None:
         if "position" not in _fields(op):
             raise NotImplementedError(
                 f"attention.position: {op.__name__} mixes the length, so it has no token positions left to relate; got "
-                f"{position['name']!r}, allowed is none"
+                f"{term}, allowed is none"
             )
         kwargs["position"] = term
     return _construct("attention", op, kwargs, [*_fields(op), "name", "position"])
@@ -47,7 +46,7 @@ def build_position(config: Mapping[str, Any] | str | None) -> Position | None:
     """The position term that `{"name": ..., **kwargs}` describes; None for None and for the name "none"."""
     if config is None:
         return None
-    kwargs = {"name": config} if isinstance(config, str) else dict(config)
+    kwargs = {"name": config} if isinstance(config, str) else _mapping("attention.position", config)
     term = _choose("attention.position", kwargs.pop("name", None), POSITIONS)
     if term is None:
         if kwargs:
@@ -56,8 +55,15 @@ def build_position(config: Mapping[str, Any] | str | None) -> Position | None:
     return _construct("attention.position", term, kwargs, [*_fields(term), "name"])
 
 
+def _mapping(key: str, config: Any) -> dict[str, Any]:
+    try:
+        return {**config}
+    except TypeError:
+        raise ValueError(f"{key}: got {config!r}, takes a mapping with a name") from None
+
+
 def _choose(key: str, name: Any, table: Mapping[str, Any]) -> Any:
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(f"{key}.name: got {name!r}, allowed are {', '.join(table)}{nearest(name, table)}")
     return table[name]
 

@@ -127,7 +127,7 @@ def make_layout(
     k_last = np.minimum(k_first + kv_block, kv_len) - 1
     some, every = pattern.tiles(Bounds(q_first, q_last, k_first, k_last))
 
-    bank = _Bank(pattern, q_block, kv_block)
+    bank = Bank(pattern, q_block, kv_block)
     counts = some.sum(-1).max(0)  # [n_q]
     order = np.argsort(~some, axis=-1, kind="stable")  # existing key tiles first, in order
     groups = []
@@ -153,7 +153,7 @@ def make_layout(
     return Layout(tuple(groups), bank.array(), q_block, kv_block)
 
 
-class _Bank:
+class Bank:
     """Pair tests of partial tiles, each kept once."""
 
     def __init__(self, pattern: Pattern, q_block: int, kv_block: int) -> None:

@@ -92,7 +92,8 @@ class Linformer(Attention):
         groups = call.query.shape[2] // key.shape[2]
         real = jnp.ones((1, key.shape[1], 1), bool)
         if call.mask is not None:
-            real = jnp.broadcast_to(jnp.moveaxis(call.mask[:, :, 0], 1, 2), (*call.mask.shape[::3], call.mask.shape[1]))
+            batch, heads, _, _ = call.mask.shape
+            real = jnp.broadcast_to(jnp.moveaxis(call.mask[:, :, 0], 1, 2), (batch, key.shape[1], heads))
             if real.shape[2] > 1:  # heads that see different tokens have different slots
                 key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
                 params = {name: jnp.repeat(x, groups, 0) if x.shape[0] > 1 else x for name, x in params.items()}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention import reference, sequence
+from xformer.attention import kernels, reference, sequence
 from xformer.attention.arguments import Call
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.interface import Attention, Cost, Params, Shape
@@ -61,12 +61,15 @@ class PairAttention(Attention):
         return dense(self._pattern(kv_len, num_heads), q_len, kv_len)
 
     def attend(self, call: Call, params: Params) -> Array:
-        inputs, controls, settings, pattern = self._split(call, params)
+        inputs, controls, settings, pattern = split = self._split(call, params)
         offset, layout = controls.offset if isinstance(controls.offset, int) else None, call.layout
-        if layout is not None and (offset != 0 or self.implementation == "reference"):
+        if layout is not None and (offset != 0 or self.implementation not in (None, "xla")):
             raise NotImplementedError(f"{self._name}: a layout serves the tiled engine and queries from position 0 on")
-        if self.implementation == "reference":
-            return _merge(reference.attend(inputs, controls, settings, pattern)[0])
+        chosen = "xla" if layout is not None else kernels.choose(self.implementation, *split)
+        if chosen in kernels.KERNELS:
+            return kernels.KERNELS[chosen].attend(*split)
+        if chosen == "reference":
+            return _merge(reference.attend(*split)[0])
         if layout is None:
             tiles = self.layout(call.batch, *call.lengths, call.query.shape[2], query_offset=offset)
             (layout,) = sequence.share([tiles], *call.lengths)
@@ -79,9 +82,10 @@ class PairAttention(Attention):
         patterns = [op._pattern(shape.kv_len, shape.num_heads) for op in ops]
         if all(pattern == patterns[0] for pattern in patterns):
             return None
-        if self.implementation == "reference":
+        if self.implementation not in (None, "xla"):
             raise NotImplementedError(
-                f"{self._name}.implementation 'reference' knows its layer only when traced: layers can't share a trace"
+                f"{self._name}.implementation {self.implementation!r} has its layer in its program: "
+                "layers can't share a trace; None and 'xla' can"
             )
         # Layers are so many more heads: one list of tiles, so that all have the same shapes.
         tiles = self._tiles(Heads(tuple(patterns)), shape.batch, shape.q_len, shape.kv_len, shape.num_heads)
@@ -94,20 +98,25 @@ class PairAttention(Attention):
 
     def cost(self, shape: Shape) -> Cost:
         q_len, kv_len, head_dim = shape.q_len, shape.kv_len, shape.head_dim
-        if self.implementation == "reference":
+        params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
+        implementation = self._implementation(shape, params)
+        if implementation in kernels.KERNELS:
+            pattern = self._pattern(kv_len, shape.num_heads)
+            flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, head_dim)
+            return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
+        if implementation == "reference":
             q_block, kv_block, num_rows, num_tiles = q_len, kv_len, 1, 1
         else:
             layout = self.layout(shape.batch, q_len, kv_len, shape.num_heads)
             q_block, kv_block, num_tiles = layout.q_block, layout.kv_block, layout.num_tiles
             num_rows = ceil_div(q_len, q_block)
         flops = 4 * num_tiles * q_block * kv_block * head_dim
-        params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
         if self.position is not None:
             # One row's distances come by row or by tile; num_tiles counts every row's.
             relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
             tables = sum(table is not None for table in (relative.key_table, relative.value_table)) if relative else 0
             if relative is not None and tables:
-                whole = self.implementation == "reference"
+                whole = implementation == "reference"
                 tile = RelativeTiles(q_block, kv_block, relative.radius, math.inf if whole else num_tiles / num_rows)
                 per_row = tile.flops_per_row(tables, head_dim, 1 if tile.by_row else num_tiles)
                 flops += per_row * (num_rows if tile.by_row else 1)
@@ -132,6 +141,18 @@ class PairAttention(Attention):
         return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 1024), query_offset)
 
     # What the implementations are given.
+
+    def _implementation(self, shape: Shape, params: Params) -> str:
+        """What runs a plain call of this shape in float32 (in bfloat16 for cuDNN, which knows no other)."""
+        dtype = jnp.bfloat16 if self.implementation == "cudnn" else jnp.float32
+        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, shape.kv_heads, *sizes, shape.head_dim), dtype)
+        query, key = array(shape.num_heads // shape.kv_heads, shape.q_len), array(1, shape.kv_len)
+        relative = None
+        if self.position is not None:
+            relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, shape.kv_len), params)
+        inputs: Any = Inputs(query, key, key, None, relative)  # type: ignore
+        pattern = self._pattern(shape.kv_len, shape.num_heads)
+        return kernels.choose(self.implementation, inputs, Controls(None), Settings(1.0), pattern, anywhere=True)
 
     def _pattern(self, kv_len: int, num_heads: int) -> Pattern:
         pattern = self.token_pattern(kv_len, num_heads)

@@ -58,6 +58,8 @@ class Shaw(Position):
 
     def __post_init__(self) -> None:
         _check_at_least(self, "max_distance", 1)
+        if not isinstance(self.values, bool | np.bool_):
+            raise ValueError(f"Shaw.values must be True or False, got {self.values!r}")
 
     def init(self, rng: Array, shape: Shape) -> Params:
         size = (2 * self.max_distance + 1, shape.head_dim)
@@ -176,7 +178,7 @@ class Rotary(Position):
     base: float = 10_000.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, bool) or not isinstance(self.base, int | float) or self.base <= 1:
+        if isinstance(self.base, bool) or not isinstance(self.base, int | float) or not 1 < self.base < math.inf:
             raise ValueError(f"Rotary.base must be a number above 1, got {self.base!r}")
 
     def rotate(self, x: Array, positions: Array) -> Array:

@@ -141,6 +141,9 @@ def _lead(comparison: Comparison, rows: Sequence[Row]) -> str:
     best = (max if comparison.higher_is_better else min)(done, key=lambda row: row.quality.mean)
     spell = lambda row: words.quality(row.quality, comparison.metric)
     text = f"{state}{best.variant} has the best test {comparison.metric}, {spell(best)}."
+    alike = [row.variant for row in done if row is not best and row.quality.overlaps(best.quality)]
+    if alike:
+        text += f" That is not clearly better than {words.listed(alike)}: the intervals overlap."
     reference = next(row for row in rows if row.variant == comparison.reference)
     priced = [row for row in done if math.isfinite(row.train_flops)]
     if priced and math.isfinite(reference.train_flops):

@@ -213,4 +213,7 @@ class Loop:
         saved = (
             f"after step {self._saved} of {self._train.num_steps}, saved" if self._saved else "before the first step"
         )
-        return Interrupted(f"{reason}: stopped {saved}; the same command goes on from there", self._saved)
+        stop = self._train.stop_at_step
+        at_stop = not self._interruption.requested and stop is not None and self._saved >= stop
+        way = "the same command with a later stop_at_step, or None," if at_stop else "the same command"
+        return Interrupted(f"{reason}: stopped {saved}; {way} goes on from there", self._saved)

@@ -54,8 +54,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is None and name in optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+                raise ValueError(f"{name} must be a positive 32-bit integer, got {value!r}")
         choices = {"parallel": ("jit", "pmap"), "dtype": ("float32", "bfloat16"), "select_mode": ("max", "min")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -1,0 +1,138 @@
+"""implementation="pallas": any pattern on GPUs, through `kernels.triton`, in memory linear in the length."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from xformer.attention.call import Controls, Inputs, Settings
+from xformer.attention.kernels.tile_lists import TileLists, make_tile_lists, num_tiles, unit
+from xformer.attention.layout import round_up
+from xformer.attention.pattern import Pattern
+
+Array = jax.Array
+MAX_HEAD_DIM = 256  # a tile of keys and one of values must fit a processor's shared memory
+
+
+def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> list[str]:
+    """Why the kernels can't do a call; empty where they can. Only shapes and dtypes are read."""
+    reasons = []
+    if inputs.query.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        reasons.append(f"computes in float32, bfloat16 or float16, got {inputs.query.dtype}")
+    if inputs.query.shape[-1] > MAX_HEAD_DIM:
+        reasons.append(f"head_dim must be at most {MAX_HEAD_DIM}, got {inputs.query.shape[-1]}")
+    return reasons + common_refusals(inputs, controls, settings)
+
+
+def common_refusals(inputs: Inputs, controls: Controls, settings: Settings, *, slopes: bool = True) -> list[str]:
+    """What no kernel here does, and with `slopes=False` no ALiBi either."""
+    reasons, relative = [], inputs.relative
+    if inputs.bias is not None:
+        reasons.append("it reads no bias")
+    if relative is not None and any(x is not None for x in (relative.key_table, relative.value_table)):
+        reasons.append("it has no relative key or value terms (Shaw, MusicRelative)")
+    if relative is not None and relative.bias_table is not None:
+        reasons.append("it has no gradient for a table of biases (T5Bias)")
+    if relative is not None and relative.slopes is not None and not slopes:
+        reasons.append("it has no linear biases (ALiBi)")
+    if controls.mask is not None and controls.mask.shape[1:4] != (1, 1, 1):
+        reasons.append("it takes padding masks [batch, 1, 1, kv_len] only")
+    if settings.dropout_rate:
+        reasons.append("it has no dropout")
+    if not isinstance(controls.offset, int):
+        reasons.append("the query offset must be known when tracing")
+    return reasons
+
+
+def padded_depth(head_dim: int) -> int:
+    """What head_dim is padded to: Triton's arrays have powers of two, and its products at least 16."""
+    return max(1 << (head_dim - 1).bit_length(), 16)
+
+
+def tile_sizes(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> tuple[int, int]:
+    """Query and key tile, in tokens: as large as shared memory suits, dividing the pattern's blocks if they let it."""
+    most = 128 if padded_depth(head_dim) <= 64 else 64 if padded_depth(head_dim) <= 128 else 32
+    block = unit(pattern)
+    if block is not None and block % 16 == 0:
+        most = min(most, block & -block)
+    return tuple(min(size, padded_depth(length)) for size, length in ((most, q_len), (min(most, 64), kv_len)))  # type: ignore
+
+
+def flops(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> int:
+    """Of one head's forward pass, padding counted as executed."""
+    q_block, kv_block = tile_sizes(pattern, q_len, kv_len, head_dim)
+    tiles = num_tiles(pattern, q_len, kv_len, q_block, kv_block)
+    return 4 * tiles * q_block * kv_block * padded_depth(head_dim)
+
+
+def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> Array:
+    """Attention `[batch, q_len, heads, head_dim]` in the query's dtype."""
+    from xformer.attention.kernels.triton import Extras, Static  # Pallas takes a while to import
+
+    q_len, head_dim = inputs.query.shape[3:]
+    kv_len, offset = inputs.key.shape[3], controls.offset
+    assert isinstance(offset, int)
+    q_block, kv_block = tile_sizes(pattern, q_len, kv_len, head_dim)
+    lists = make_tile_lists(pattern, q_len, kv_len, q_block, kv_block, offset)
+    q_pad, kv_pad = round_up(q_len, q_block) - q_len, round_up(kv_len, kv_block) - kv_len
+    depth_pad = padded_depth(head_dim) - head_dim
+    query, key, value = (
+        jnp.pad(by_length(x), ((0, 0), (0, pad), (0, 0), (0, depth_pad)))
+        for x, pad in ((inputs.query, q_pad), (inputs.key, kv_pad), (inputs.value, kv_pad))
+    )
+    extras = Extras()
+    real = key_padding(controls.mask, kv_len)
+    if real is not None or kv_pad:
+        real = jnp.ones((1, kv_len), jnp.int32) if real is None else real.astype(jnp.int32)
+        extras = extras._replace(real=jnp.pad(real, ((0, 0), (0, kv_pad))))
+    if controls.q_segments is not None and controls.kv_segments is not None:
+        ids = controls.q_segments[:, 0, 0, :, 0], controls.kv_segments[:, 0, 0, 0]
+        q_ids, kv_ids = (
+            jnp.pad(x.astype(jnp.int32), ((0, 0), (0, pad))) for x, pad in zip(ids, (q_pad, kv_pad), strict=True)
+        )
+        extras = extras._replace(q_segments=q_ids, kv_segments=kv_ids)
+    if inputs.relative is not None and inputs.relative.slopes is not None:
+        slopes = jax.lax.stop_gradient(inputs.relative.slopes).astype(jnp.float32)
+        extras = extras._replace(slopes=jnp.broadcast_to(slopes, (query.shape[2],)))
+    static = Static(settings.scale, offset, settings.precision)
+    out = _attend(static, (query, key, value), (lists, extras))
+    return out[:, :q_len, :, :head_dim]
+
+
+def by_length(x: Array) -> Array:
+    """`[batch, kv_heads, groups, length, head_dim]` -> `[batch, length, heads, head_dim]`."""
+    x = jnp.moveaxis(x, 3, 1)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def key_padding(mask: Array | None, kv_len: int) -> Array | None:
+    """The padding mask as `[batch or 1, kv_len]`."""
+    return None if mask is None else jnp.broadcast_to(mask[:, 0, 0, 0], (mask.shape[0], kv_len))
+
+
+def _attend_primal(static: Any, arrays: tuple[Array, Array, Array], operands: tuple[TileLists, Any]) -> Array:
+    return _forward(static, arrays, operands)[0]
+
+
+def _forward(static: Any, arrays: tuple[Array, Array, Array], operands: tuple[TileLists, Any]) -> tuple[Array, Any]:
+    from xformer.attention.kernels import launch
+
+    out, lse = launch.forward(static, *operands, *arrays)
+    return out, (arrays, operands, out, lse)
+
+
+def _backward(static: Any, saved: Any, d_out: Array) -> tuple[tuple[Array, Array, Array], None]:
+    from xformer.attention.kernels import launch
+
+    (query, key, value), (lists, extras), out, lse = saved
+    delta = jnp.moveaxis((d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1), 1, 2)
+    return launch.backward(static, lists, extras, query, key, value, d_out, lse, delta), None
+
+
+_attend_vjp = jax.custom_vjp(_attend_primal, nondiff_argnums=(0,))
+_attend_vjp.defvjp(_forward, _backward)
+# Jitted here so that layers of one shape share one trace.
+_attend = functools.partial(jax.jit, static_argnums=0)(_attend_vjp)
