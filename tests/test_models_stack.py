@@ -52,8 +52,9 @@ def test_the_same_parameters_losses_and_gradients(name, way, kwargs):
         np.testing.assert_array_equal(ours, theirs)
     (value, grads), (other, other_grads) = gradient(plain, *args), gradient(model, *args)
     np.testing.assert_allclose(other, value, rtol=1e-5)
+    largest = max(np.abs(grad).max() for grad in grads)  # some are zero but for rounding, those of key biases
     for ours, theirs in zip(other_grads, grads, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6 * largest)
 
 
 def traced(fn, model):
