@@ -7,17 +7,21 @@ statistics. No array of `q_len x kv_len` is made; a mask or bias that the caller
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.backward import Given, backward, gradients, zeros
 from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.layout import round_up
+from xformer.attention.forward import forward
+from xformer.attention.layout import Layout, round_up
 from xformer.attention.rows import Rows
 
 Array = jax.Array
+STEP_SCORES = 2**20  # scores in one step of a loop on a CPU: 4 MiB in float32, which stay in the caches
 
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
@@ -37,7 +41,32 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         kv_segments=pad(controls.kv_segments, 4, kv_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
     )
+    batch, kv_heads, groups = inputs.query.shape[:3]
+    settings = dataclasses.replace(settings, batch_step=_batch_step(batch, kv_heads * groups, layout))
     return attend_tiles((settings, kv_len if kv_pad else None), inputs, controls)[..., :q_len, :]
+
+
+def attend_tiles(static: tuple[Settings, int | None], inputs: Inputs, controls: Controls) -> Array:
+    """`attend` for whole tiles. `static` holds the settings, and the keys that are no padding where some are."""
+    by_token = inputs._replace(
+        query=jnp.moveaxis(inputs.query, 3, 1),
+        key=jnp.moveaxis(inputs.key[:, :, 0], 2, 1),
+        value=jnp.moveaxis(inputs.value[:, :, 0], 2, 1),
+    )
+    return jnp.moveaxis(_attend(static, by_token, controls), 1, 3)
+
+
+def _batch_step(batch: int, num_heads: int, layout: Layout) -> int | None:
+    """Examples to compute at a time: on a CPU as many as have their tiles in the caches, elsewhere all (None).
+
+    All too where there is a mesh, along which the batch may be shared out.
+    """
+    if jax.default_backend() != "cpu" or jax.sharding.get_abstract_mesh().size > 1:
+        return None
+    tile = max(group.columns.shape[3] for group in layout.groups) * layout.kv_block * layout.q_block
+    step = max(STEP_SCORES // (num_heads * tile), 1)
+    step = max(size for size in range(1, min(step, batch) + 1) if batch % size == 0)
+    return step if step < batch else None
 
 
 def pad(x: Array | None, axis: int, amount: int) -> Any:
@@ -61,25 +90,62 @@ def _attend_primal(static: tuple[Settings, int | None], inputs: Inputs, controls
 
 def _forward(static: Any, inputs: Inputs, controls: Controls) -> tuple[Array, Any]:
     settings, kv_len = static
-    rows = Rows(settings, kv_len, inputs, controls)
-    parts = [rows.map(group, functools.partial(rows.forward, group)) for group in controls.layout.groups]
-    out, lse = (rows.in_order(part) for part in zip(*parts, strict=True))
+
+    def run(inputs: Inputs, controls: Controls) -> tuple[Array, Array]:
+        rows = Rows(settings, kv_len, inputs, controls)
+        parts = [rows.map(group, functools.partial(forward, rows, group)) for group in controls.layout.groups]
+        out, lse = (rows.in_order(part) for part in zip(*parts, strict=True))
+        return out, lse
+
+    step = settings.batch_step
+    if step is None:
+        out, lse = run(inputs, controls)
+    else:
+        share = lambda first: run(inputs.examples(first, step), controls.examples(first, step))
+        out, lse = _stacked(jax.lax.map(share, _firsts(inputs, step)))
     return out, (inputs, controls, out, lse)
 
 
 def _backward(static: Any, saved: Any, d_out: Array) -> tuple[Inputs, None]:
     inputs, controls, out, lse = saved
     settings, kv_len = static
-    rows = Rows(settings, kv_len, inputs, controls)
-    delta = (d_out * out).sum(-1)
-    totals, parts = rows.zeros(), []
-    for group in controls.layout.groups:
-        totals, part = rows.scan(group, functools.partial(rows.backward, group, d_out, lse, delta), totals)
-        parts.append(part)
-    return rows.gradients(rows.in_order(parts), totals), None
+    given = Given(d_out, lse, (d_out * out).sum(-1))
+
+    def run(inputs: Inputs, controls: Controls, given: Given) -> Inputs:
+        rows = Rows(settings, kv_len, inputs, controls)
+        totals, parts = zeros(rows), []
+        for group in controls.layout.groups:
+            totals, part = rows.scan(group, functools.partial(backward, rows, group, given), totals)
+            parts.append(part)
+        return gradients(rows, rows.in_order(parts), totals)
+
+    step = settings.batch_step
+    if step is None:
+        return run(inputs, controls, given), None
+    # What all examples share has its gradients summed, what each has its own stacked.
+    one_bias = inputs.bias is not None and inputs.bias.shape[0] == 1
+    shared = lambda x: (x.bias if one_bias else None, x.relative)
+
+    def share(total: Any, first: Array) -> tuple[Any, Inputs]:
+        grads = run(inputs.examples(first, step), controls.examples(first, step), given.examples(first, step))
+        own = grads._replace(bias=None if one_bias else grads.bias, relative=None)
+        return jax.tree.map(jnp.add, total, shared(grads)), own
+
+    (bias, relative), own = jax.lax.scan(share, jax.tree.map(jnp.zeros_like, shared(inputs)), _firsts(inputs, step))
+    own = _stacked(own)
+    return own._replace(bias=bias if one_bias else own.bias, relative=relative), None
+
+
+def _firsts(inputs: Inputs, step: int) -> Array:
+    """The first example of every share of the batch."""
+    return jnp.arange(0, inputs.query.shape[0], step)
+
+
+def _stacked(shares: Any) -> Any:
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), shares)
 
 
 _attend_vjp = jax.custom_vjp(_attend_primal, nondiff_argnums=(0,))
 _attend_vjp.defvjp(_forward, _backward)
 # Jitted here so that calls outside jit compile too, and so that layers of one shape share one trace.
-attend_tiles = jax.jit(_attend_vjp, static_argnums=0)
+_attend = jax.jit(_attend_vjp, static_argnums=0)

@@ -26,6 +26,11 @@ class Inputs(NamedTuple):
     bias: Array | None = None
     relative: Relative | None = None
 
+    def examples(self, first: Array, size: int) -> Inputs:
+        """Those of `size` examples of the batch."""
+        query, key, value, bias = (_examples(x, first, size) for x in self[:4])
+        return Inputs(query, key, value, bias, self.relative)
+
 
 class Controls(NamedTuple):
     """What decides which pairs attend. Axes of size 1 broadcast.
@@ -33,6 +38,7 @@ class Controls(NamedTuple):
     Attributes:
       layout: the tiles to visit; the dense implementation needs none.
       first_row, first_column: int scalars, numbers of the first query tile and of the first key tile that are here.
+      first_example: int scalar, number of the first example of the batch that is here.
       mask: bool `[b, k, g, q_len or 1, kv_len or 1]`.
       q_segments, kv_segments: int `[b, 1, 1, length, 1]` and `[b, 1, 1, 1, length]`.
       offset: int scalar, the position of the first query.
@@ -47,14 +53,33 @@ class Controls(NamedTuple):
     dropout_rng: Array | None = None
     first_row: Array | int = 0
     first_column: Array | int = 0
+    first_example: Array | int = 0
+
+    def examples(self, first: Array, size: int) -> Controls:
+        """Those of `size` examples of the batch."""
+        mask, q_segments, kv_segments = (
+            _examples(x, first, size) for x in (self.mask, self.q_segments, self.kv_segments)
+        )
+        first_example = self.first_example + first
+        return self._replace(mask=mask, q_segments=q_segments, kv_segments=kv_segments, first_example=first_example)
+
+
+def _examples(x: Any, first: Array, size: int) -> Any:
+    return x if x is None or x.shape[0] == 1 else jax.lax.dynamic_slice_in_dim(x, first, size)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Static choices of a call. `pattern` is tested pair by pair, for a query offset known only at run time."""
+    """Static choices of a call.
+
+    Attributes:
+      pattern: tested pair by pair, for a query offset known only at run time.
+      batch_step: examples computed at a time, one such share of the batch after the other; None for all.
+    """
 
     scale: float
     dropout_rate: float = 0.0
     broadcast_dropout: bool = True
     pattern: Pattern | None = None
     precision: Any = None
+    batch_step: int | None = None

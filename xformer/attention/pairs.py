@@ -21,6 +21,7 @@ from xformer.attention.relative import Relative, RelativeTiles
 
 Array = jax.Array
 TILE_SCORES = 2**20  # scores computed in one go: 4 MiB in float32, which stay in the caches
+MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,12 +134,12 @@ class PairAttention(Attention):
         query_offset = 0 if isinstance(pattern, Full) else query_offset
         block = None if isinstance(pattern, Full) else self.block(kv_len)
         if block is None:
-            kv_block = even_block(kv_len, 1024 if isinstance(pattern, Full) else 256)
-            q_block = even_block(q_len, _power_of_two(TILE_SCORES // (batch * num_heads * min(kv_len, 1024)), 32, 512))
+            q_block, kv_block = even_block(q_len, MAX_TILE[0]), even_block(kv_len, MAX_TILE[1])
         else:
             q_block = kv_block = block
-        chunk_tokens = max(TILE_SCORES // (batch * num_heads * q_block), 512)
-        return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 1024), query_offset)
+        # Tiles too small to be worth a step are attended several at a time.
+        chunk_tokens = kv_block if 2 * kv_block > MAX_TILE[1] else max(TILE_SCORES // (num_heads * q_block), 512)
+        return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 2048), query_offset)
 
     # What the implementations are given.
 

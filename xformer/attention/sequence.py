@@ -131,6 +131,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         offset=jnp.asarray(controls.offset, jnp.int32),
         first_row=jnp.int32(0),
         first_column=jnp.int32(0),
+        first_example=jnp.int32(0),
     )
     return _attend(inputs, controls, shares, settings, kv_len)[..., :q_len, :]
 
@@ -146,7 +147,9 @@ def _attend(inputs: Inputs, controls: Controls, shares: Shares, settings: Settin
         functools.partial(_local, settings=settings, kv_len=kv_len),
         in_specs=(
             Inputs(along, along, along, by_query(inputs.bias), whole),
-            Controls(None, by_query(controls.mask), by_query(controls.q_segments), whole, whole, whole, whole, whole),
+            Controls(
+                None, by_query(controls.mask), by_query(controls.q_segments), whole, whole, whole, whole, whole, whole
+            ),
             P(AXIS),
         ),
         out_specs=along,

@@ -13,6 +13,46 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
+def take_keys(blocks: Array, columns: Array) -> Array:
+    """Picks blocks of keys or values.
+
+    Args:
+      blocks: `[batch, num_blocks, kv_block, kv_heads, depth]`.
+      columns: int `[kv_heads, groups, chunk]`, or `[1, 1, chunk]` where all heads pick the same.
+
+    Returns:
+      `[batch, kv_heads, groups, chunk, kv_block, depth]`, or `[batch, kv_heads, chunk * kv_block, depth]` where all
+      heads pick the same.
+    """
+    if columns.shape[:2] != (1, 1):
+        # blocks of one kv head are `[batch, num_blocks, kv_block, depth]`
+        pick = lambda head, columns: jnp.take(head, columns, axis=1, mode="clip")
+        pick = jax.vmap(pick, in_axes=(None, 0), out_axes=1)
+        return jax.vmap(pick, in_axes=(3, 0), out_axes=1)(blocks, columns)
+    if columns.shape[2] == 1:
+        picked = jax.lax.dynamic_index_in_dim(blocks, columns[0, 0, 0], 1, keepdims=False)
+    else:
+        picked = jnp.take(blocks, columns[0, 0], axis=1, mode="clip")
+        picked = picked.reshape(picked.shape[0], -1, *picked.shape[3:])
+    return jnp.moveaxis(picked, 2, 1)
+
+
+def add_keys(total: Array, columns: Array, update: Array) -> Array:
+    """Adds `update [batch, kv_heads, groups or 1, chunk, kv_block, depth]` where `take_keys` would pick."""
+    kv_heads, groups, chunk = columns.shape
+    if (kv_heads, groups) == (1, 1):
+        update = jnp.moveaxis(update[:, :, 0], 1, 3)  # [batch, chunk, kv_block, kv_heads, depth]
+        for place in range(chunk):  # one dynamic-update-slice each, in place inside a loop
+            column = columns[0, 0, place]
+            old = jax.lax.dynamic_index_in_dim(total, column, 1)
+            new = old + jax.lax.slice_in_dim(update, place, place + 1, axis=1)
+            total = jax.lax.dynamic_update_slice_in_dim(total, new, column, 1)
+        return total
+    heads = jnp.arange(kv_heads)[:, None, None]
+    update = jnp.moveaxis(update, 0, 3)  # the places first: [kv_heads, groups, chunk, batch, kv_block, depth]
+    return total.at[:, columns, :, heads].add(update, mode="promise_in_bounds")
+
+
 def take_blocks(blocks: Array, columns: Array) -> Array:
     """Picks key blocks.
 
@@ -100,6 +140,11 @@ def merge_pairs(blocks: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("rate", "shape"))
-def keep_mask(rng: Array, row: Array, chunk: Array, *, rate: float, shape: tuple[int, ...]) -> Array:
-    """The dropout mask of a tile, bool `shape`: a function of the key and the tile, so that backward draws it again."""
-    return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(rng, row), chunk), 1.0 - rate, shape)
+def keep_mask(rng: Array, examples: Array, row: Array, chunk: Array, *, rate: float, shape: tuple[int, ...]) -> Array:
+    """The dropout mask of a tile for each example, bool `[examples, *shape]`.
+
+    A function of the key, the example and the tile: backward draws it again, whatever share of the batch it is given.
+    """
+    tile = jax.random.fold_in(jax.random.fold_in(rng, row), chunk)
+    draw = lambda example: jax.random.bernoulli(jax.random.fold_in(tile, example), 1.0 - rate, shape)
+    return jax.vmap(draw)(examples)
