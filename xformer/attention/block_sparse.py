@@ -18,21 +18,21 @@ from xformer.attention.backward import Given, backward, gradients, zeros
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.forward import forward
 from xformer.attention.layout import Layout, round_up
-from xformer.attention.rows import Rows
+from xformer.attention.rows import Rows, merge_heads
 
 Array = jax.Array
 STEP_SCORES = 2**20  # scores in one step of a loop on a CPU: 4 MiB in float32, which stay in the caches
 
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
-    """Attention `[batch, kv_heads, groups, q_len, head_dim]` in float32 (float64 for float64 inputs)."""
-    q_len, kv_len = inputs.query.shape[3], inputs.key.shape[3]
+    """Attention `[batch, q_len, kv_heads, groups, head_dim]` in float32 (float64 for float64 inputs)."""
+    q_len, kv_len = inputs.query.shape[1], inputs.key.shape[1]
     layout = controls.layout
     q_pad, kv_pad = round_up(q_len, layout.q_block) - q_len, round_up(kv_len, layout.kv_block) - kv_len
     inputs = inputs._replace(
-        query=pad(inputs.query, 3, q_pad),
-        key=pad(inputs.key, 3, kv_pad),
-        value=pad(inputs.value, 3, kv_pad),
+        query=pad(inputs.query, 1, q_pad),
+        key=pad(inputs.key, 1, kv_pad),
+        value=pad(inputs.value, 1, kv_pad),
         bias=pad_pairs(inputs.bias, q_pad, kv_pad),
     )
     controls = controls._replace(
@@ -41,19 +41,9 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         kv_segments=pad(controls.kv_segments, 4, kv_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
     )
-    batch, kv_heads, groups = inputs.query.shape[:3]
+    batch, _, kv_heads, groups, _ = inputs.query.shape
     settings = dataclasses.replace(settings, batch_step=_batch_step(batch, kv_heads * groups, layout))
-    return attend_tiles((settings, kv_len if kv_pad else None), inputs, controls)[..., :q_len, :]
-
-
-def attend_tiles(static: tuple[Settings, int | None], inputs: Inputs, controls: Controls) -> Array:
-    """`attend` for whole tiles. `static` holds the settings, and the keys that are no padding where some are."""
-    by_token = inputs._replace(
-        query=jnp.moveaxis(inputs.query, 3, 1),
-        key=jnp.moveaxis(inputs.key[:, :, 0], 2, 1),
-        value=jnp.moveaxis(inputs.value[:, :, 0], 2, 1),
-    )
-    return jnp.moveaxis(_attend(static, by_token, controls), 1, 3)
+    return attend_tiles((settings, kv_len if kv_pad else None), inputs, controls)[:, :q_len]
 
 
 def _batch_step(batch: int, num_heads: int, layout: Layout) -> int | None:
@@ -114,6 +104,7 @@ def _backward(static: Any, saved: Any, d_out: Array) -> tuple[Inputs, None]:
     def run(inputs: Inputs, controls: Controls, given: Given) -> Inputs:
         rows = Rows(settings, kv_len, inputs, controls)
         totals, parts = zeros(rows), []
+        given = Given(*(merge_heads(x) for x in given))
         for group in controls.layout.groups:
             totals, part = rows.scan(group, functools.partial(backward, rows, group, given), totals)
             parts.append(part)
@@ -148,4 +139,4 @@ def _stacked(shares: Any) -> Any:
 _attend_vjp = jax.custom_vjp(_attend_primal, nondiff_argnums=(0,))
 _attend_vjp.defvjp(_forward, _backward)
 # Jitted here so that calls outside jit compile too, and so that layers of one shape share one trace.
-_attend = jax.jit(_attend_vjp, static_argnums=0)
+attend_tiles = jax.jit(_attend_vjp, static_argnums=0)

@@ -16,7 +16,7 @@ Array = jax.Array
 class Inputs(NamedTuple):
     """What the result is differentiated by.
 
-    query `[batch, kv_heads, groups, q_len, head_dim]`; key, value `[batch, kv_heads, 1, kv_len, head_dim]`; bias
+    query `[batch, q_len, kv_heads, groups, head_dim]`; key, value `[batch, kv_len, kv_heads, head_dim]`; bias
     `[batch, kv_heads, groups, q_len, kv_len]` with axes of size 1 where it broadcasts.
     """
 

@@ -146,8 +146,9 @@ class PairAttention(Attention):
     def _implementation(self, shape: Shape, params: Params) -> str:
         """What runs a plain call of this shape in float32 (in bfloat16 for cuDNN, which knows no other)."""
         dtype = jnp.bfloat16 if self.implementation == "cudnn" else jnp.float32
-        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, shape.kv_heads, *sizes, shape.head_dim), dtype)
-        query, key = array(shape.num_heads // shape.kv_heads, shape.q_len), array(1, shape.kv_len)
+        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, *sizes, shape.head_dim), dtype)
+        query = array(shape.q_len, shape.kv_heads, shape.num_heads // shape.kv_heads)
+        key = array(shape.kv_len, shape.kv_heads)
         relative = None
         if self.position is not None:
             relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, shape.kv_len), params)
@@ -186,9 +187,8 @@ class PairAttention(Attention):
 
 
 def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inputs, Controls, Settings]:
-    """The engine's form of a call: head axes `kv_heads` and `groups` before the length."""
+    """The engine's form of a call: query heads split into `kv_heads` and `groups`."""
     num_heads, kv_heads = query.shape[2], key.shape[2]
-    by_head = lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], kv_heads, -1, x.shape[-1]), 1, 3)
 
     def pairs(x: Array | None) -> Array | None:
         if x is None:
@@ -197,21 +197,20 @@ def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inp
         return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
     mask = pairs(call.mask)
-    key, value = by_head(key), by_head(value)
     if mask is not None and mask.shape[1:4] == (1, 1, 1):
         # A padding mask: what stands in padded places must not matter, not even if it is infinite.
-        real = jnp.moveaxis(mask, 4, 3) if mask.shape[4] > 1 else mask
+        real = mask.reshape(mask.shape[0], -1, 1, 1)
         key, value = jnp.where(real, key, 0), jnp.where(real, value, 0)
     q_segments = None if call.q_segments is None else call.q_segments[:, None, None, :, None]
     kv_segments = None if call.kv_segments is None else call.kv_segments[:, None, None, None, :]
     controls = Controls(None, mask, q_segments, kv_segments, 0, call.dropout_rng)
     settings = Settings(call.scale, call.dropout_rate, call.broadcast_dropout, None, call.precision)
-    return Inputs(by_head(query), key, value, pairs(call.bias)), controls, settings
+    query = query.reshape(*query.shape[:2], kv_heads, -1, query.shape[-1])
+    return Inputs(query, key, value, pairs(call.bias)), controls, settings
 
 
 def _merge(out: Array) -> Array:
-    """`[batch, kv_heads, groups, q_len, head_dim]` -> `[batch, q_len, num_heads, head_dim]`."""
-    out = jnp.moveaxis(out, 3, 1)
+    """`[batch, q_len, kv_heads, groups, head_dim]` -> `[batch, q_len, num_heads, head_dim]`."""
     return out.reshape(*out.shape[:2], -1, out.shape[-1])
 
 

@@ -21,25 +21,25 @@ def relative_tiles(q_len: int, kv_len: int, radius: int) -> RelativeTiles:
 
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> tuple[Array, Array]:
-    """Output `[batch, kv_heads, groups, q_len, head_dim]` and weights `[batch, kv_heads, groups, q_len, kv_len]`.
+    """Output `[batch, q_len, kv_heads, groups, head_dim]` and weights `[batch, kv_heads, groups, q_len, kv_len]`.
 
     `controls.layout` is not read. Computes in float32, or in float64 for float64 inputs.
     """
-    _, kv_heads, groups, q_len, _ = inputs.query.shape
-    kv_len = inputs.key.shape[3]
+    _, q_len, kv_heads, groups, _ = inputs.query.shape
+    kv_len = inputs.key.shape[1]
     dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
     query, key, value = (x.astype(dtype) for x in (inputs.query, inputs.key, inputs.value))
     einsum = functools.partial(jnp.einsum, precision=settings.precision)
     heads = lambda x: x.reshape(*((1, 1) if x.shape[0] == 1 else (kv_heads, groups)), *x.shape[1:])
 
-    scores = einsum("bkgqd,bkgsd->bkgqs", query, key)
+    scores = einsum("bqkgd,bskd->bkgqs", query, key)
     relative = inputs.relative
     if relative is not None:
         tile = relative_tiles(q_len, kv_len, relative.radius)
         starts = tile.starts(jnp.asarray(controls.offset, jnp.int32), jnp.zeros((1, 1, 1), jnp.int32))
         if relative.key_table is not None:
             table = heads(relative.key_table).astype(dtype)
-            scores = scores + tile.expand(einsum("bkgqd,kgnd->bkgqn", query, table), starts)
+            scores = scores + tile.expand(einsum("bqkgd,kgnd->bkgqn", query, table), starts)
     scores = scores * settings.scale
     if relative is not None and relative.bias_table is not None:
         scores = scores + tile.bias_scores(heads(relative.bias_table).astype(dtype), starts)
@@ -61,10 +61,10 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
         keep = jax.random.bernoulli(controls.dropout_rng, 1.0 - settings.dropout_rate, shape)
         weights = jnp.where(keep, weights / (1.0 - settings.dropout_rate), 0.0)
 
-    out = einsum("bkgqs,bkgsd->bkgqd", weights, value)
+    out = einsum("bkgqs,bskd->bqkgd", weights, value)
     if relative is not None and relative.value_table is not None:
         table = heads(relative.value_table).astype(dtype)
-        out = out + einsum("bkgqn,kgnd->bkgqd", tile.collapse(weights, starts), table)
+        out = out + einsum("bkgqn,kgnd->bqkgd", tile.collapse(weights, starts), table)
     return out, weights
 
 

@@ -56,6 +56,7 @@ class Rows:
         self.n = self.batch * self.kv_heads * (self.groups if self.per_head else 1)
         self.dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
         self.einsum = functools.partial(jnp.einsum, precision=settings.precision)
+        self.queries = merge_heads(inputs.query)
         blocks = lambda x: x.reshape(x.shape[0], -1, self.kv_block, *x.shape[2:])
         self.key, self.value = blocks(inputs.key), blocks(inputs.value)
         self.tables, self.slopes = Tables(), None
@@ -78,25 +79,29 @@ class Rows:
 
     def flat(self, x: Array) -> Array:
         """`[batch, kv_heads, groups, q_block, ...]` -> `[n, m, ...]`."""
-        return x.reshape(self.n, -1, *x.shape[4:])
+        return self._flat(x, 4)
+
+    def _flat(self, x: Array, axes: int) -> Array:
+        return x.reshape(self.n, -1, *x.shape[axes:])
 
     def full(self, x: Array) -> Array:
         """The inverse of `flat`."""
         return x.reshape(self.batch, self.kv_heads, self.groups, self.q_block, *x.shape[2:])
 
     def by_token(self, x: Array) -> Array:
-        """A query tile's `[n, m, ...]` -> `[batch, q_block, kv_heads, groups, ...]`."""
-        return jnp.moveaxis(self.full(x), 3, 1)
+        """A query tile's `[n, m, ...]` -> `[batch, q_block, heads, ...]`."""
+        x = x.reshape(self.batch, -1, self.q_block, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 1)
 
     def in_order(self, parts: Any) -> Array:
-        """Rows of all groups, `[num_rows, batch, q_block, ...]` -> `[batch, q_len, ...]`."""
+        """Rows of all groups, `[num_rows, batch, q_block, heads, ...]` -> `[batch, q_len, kv_heads, groups, ...]`."""
         rows = parts[0]
         if len(parts) > 1:
             numbers = jnp.concatenate([jnp.asarray(group.rows) for group in self.controls.layout.groups])
             order = jnp.argsort(numbers)[: self.q_len // self.q_block]  # rows that stand in for none come last
             rows = jnp.take(jnp.concatenate(parts), order, axis=0, mode="clip")
         rows = jnp.moveaxis(rows, 0, 1)
-        return rows.reshape(rows.shape[0], self.q_len, *rows.shape[3:])
+        return rows.reshape(self.batch, self.q_len, self.kv_heads, self.groups, *rows.shape[4:])
 
     # Loops over the rows of a group.
 
@@ -109,14 +114,19 @@ class Rows:
         if group.num_rows == 1:
             one = forward(jax.tree.map(lambda x: x[0], self._operands(group)))
             return jax.tree.map(lambda x: x[None], one)
-        return jax.lax.map(forward, self._operands(group))
+        step = lambda carry, operands: (carry, forward(operands))
+        return jax.lax.scan(step, None, self._operands(group), unroll=self._unroll(group))[1]
 
     def scan(self, group: Group, backward: Any, totals: Any) -> Any:
         """`backward` of every row: totals and the query gradients, stacked."""
         if group.num_rows == 1:
             totals, one = backward(totals, jax.tree.map(lambda x: x[0], self._operands(group)))
             return totals, one[None]
-        return jax.lax.scan(backward, totals, self._operands(group))
+        return jax.lax.scan(backward, totals, self._operands(group), unroll=self._unroll(group))
+
+    def _unroll(self, group: Group) -> int:
+        """Rows in a step of the loop: two short ones, so that one's small operations fill the gaps of the other's."""
+        return 2 if group.num_rows > 2 and group.columns.shape[2] == 1 else 1
 
     def chunks(self, step: Any, carry: Any, operands: tuple[Array, Array, Array]) -> Any:
         """Runs `step(carry, place)` over a row's chunks."""
@@ -130,12 +140,12 @@ class Rows:
 
     def query(self, row: Array) -> Array:
         """A query tile, scaled: scaling scores would be one more pass over them."""
-        return self.row_of(self.inputs.query, row) * self.settings.scale
+        return self.row_of(self.queries, row) * self.settings.scale
 
     def row_of(self, x: Array, row: Array) -> Array:
-        """A query tile's part of an array by token, `[batch, q_len, kv_heads, groups, ...]`, flat."""
+        """A query tile's part of an array `[batch, q_len, heads, ...]`, flat."""
         tile = jax.lax.dynamic_slice_in_dim(x, row * self.q_block, self.q_block, 1)
-        return self.flat(jnp.moveaxis(tile, 1, 3)).astype(self.dtype)
+        return self._flat(jnp.moveaxis(tile, 1, 2), 3).astype(self.dtype)
 
     def keys(self, blocks: Array, place: Place) -> Array:
         """A chunk's keys or values `[n, keys, head_dim]` from `[batch, num_blocks, kv_block, kv_heads, head_dim]`."""
@@ -233,3 +243,11 @@ class Rows:
         scale = keep.astype(self.dtype) / (1.0 - rate)
         whole = (self.batch, self.kv_heads, self.groups, self.q_block, num_keys)
         return self.flat(jnp.broadcast_to(scale, whole))
+
+
+def merge_heads(x: Array) -> Array:
+    """`[batch, q_len, kv_heads, groups, ...]` -> `[batch, q_len, heads, ...]`.
+
+    Done outside the loops: inside, the compiler copies all of an array for an axis of size 1.
+    """
+    return x.reshape(*x.shape[:2], -1, *x.shape[4:])

@@ -112,15 +112,15 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
     shares = controls.layout
     if not isinstance(shares, Shares):
         return block_sparse.attend(inputs, controls, settings)
-    q_len, kv_len = inputs.query.shape[3], inputs.key.shape[3]
+    q_len, kv_len = inputs.query.shape[1], inputs.key.shape[1]
     layout, shards = shares.layout, shares.num_shards
     q_total = shards * shares.num_rows * layout.q_block
     kv_total = round_up(kv_len, shards) if shares.halo is None else q_total
     q_pad, pairs_pad = q_total - q_len, round_up(kv_len, layout.kv_block) - kv_len
     inputs = inputs._replace(
-        query=block_sparse.pad(inputs.query, 3, q_pad),
-        key=block_sparse.pad(inputs.key, 3, kv_total - kv_len),
-        value=block_sparse.pad(inputs.value, 3, kv_total - kv_len),
+        query=block_sparse.pad(inputs.query, 1, q_pad),
+        key=block_sparse.pad(inputs.key, 1, kv_total - kv_len),
+        value=block_sparse.pad(inputs.value, 1, kv_total - kv_len),
         bias=block_sparse.pad_pairs(inputs.bias, q_pad, pairs_pad),
     )
     controls = controls._replace(
@@ -133,16 +133,17 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         first_column=jnp.int32(0),
         first_example=jnp.int32(0),
     )
-    return _attend(inputs, controls, shares, settings, kv_len)[..., :q_len, :]
+    return _attend(inputs, controls, shares, settings, kv_len)[:, :q_len]
 
 
 # Jitted for calls outside jit, where shard_map can't leave axes to the compiler.
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def _attend(inputs: Inputs, controls: Controls, shares: Shares, settings: Settings, kv_len: int) -> Array:
     """Arrays of whole shares; keys and values have `kv_len` tokens without padding."""
-    along: Any = P(None, None, None, AXIS)
+    along: Any = P(None, AXIS)
+    pairs_along: Any = P(None, None, None, AXIS)
     whole: Any = P()
-    by_query = lambda x: along if x is not None and x.shape[3] > 1 else whole
+    by_query = lambda x: pairs_along if x is not None and x.shape[3] > 1 else whole
     run = jax.shard_map(
         functools.partial(_local, settings=settings, kv_len=kv_len),
         in_specs=(
@@ -176,22 +177,22 @@ def _local(inputs: Inputs, controls: Controls, shares: Shares, *, settings: Sett
 
 
 def _gather(x: Array, length: int) -> Array:
-    """All keys or values `[b, k, g, length, depth]` from a device's own, cut or padded to whole blocks."""
-    x = jax.lax.all_gather(x, AXIS, axis=3, tiled=True)[..., :length, :]
-    return block_sparse.pad(x, 3, length - x.shape[3])
+    """All keys or values `[b, length, k, depth]` from a device's own, cut or padded to whole blocks."""
+    x = jax.lax.all_gather(x, AXIS, axis=1, tiled=True)[:, :length]
+    return block_sparse.pad(x, 1, length - x.shape[1])
 
 
 def _fetch(x: Array, block: int, halo: tuple[int, int], shards: int) -> Array:
     """A device's own keys or values with `halo` blocks of the devices before and after; zeros beyond the ends."""
-    length = x.shape[3]
+    length = x.shape[1]
     parts = [x]
     for direction, blocks in zip((1, -1), halo, strict=True):
         left, hop = blocks * block, 1
         while left:
             size = min(left, length)
-            sent = jax.lax.slice_in_dim(x, length - size, length, axis=3) if direction == 1 else x[..., :size, :]
+            sent = x[:, length - size :] if direction == 1 else x[:, :size]
             pairs = [(i, i + direction * hop) for i in range(shards) if 0 <= i + direction * hop < shards]
             got = jax.lax.ppermute(sent, AXIS, pairs)
             parts = [got, *parts] if direction == 1 else [*parts, got]
             left, hop = left - size, hop + 1
-    return jnp.concatenate(parts, axis=3)
+    return jnp.concatenate(parts, axis=1)

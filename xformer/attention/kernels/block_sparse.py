@@ -72,16 +72,16 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     """Attention `[batch, q_len, heads, head_dim]` in the query's dtype."""
     from xformer.attention.kernels.triton import Extras, Static  # Pallas takes a while to import
 
-    q_len, head_dim = inputs.query.shape[3:]
-    kv_len, offset = inputs.key.shape[3], controls.offset
+    q_len, head_dim = inputs.query.shape[1::3]
+    kv_len, offset = inputs.key.shape[1], controls.offset
     assert isinstance(offset, int)
     q_block, kv_block = tile_sizes(pattern, q_len, kv_len, head_dim)
     lists = make_tile_lists(pattern, q_len, kv_len, q_block, kv_block, offset)
     q_pad, kv_pad = round_up(q_len, q_block) - q_len, round_up(kv_len, kv_block) - kv_len
     depth_pad = padded_depth(head_dim) - head_dim
     query, key, value = (
-        jnp.pad(by_length(x), ((0, 0), (0, pad), (0, 0), (0, depth_pad)))
-        for x, pad in ((inputs.query, q_pad), (inputs.key, kv_pad), (inputs.value, kv_pad))
+        jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, depth_pad)))
+        for x, pad in zip(merge_heads(inputs), (q_pad, kv_pad, kv_pad), strict=True)
     )
     extras = Extras()
     real = key_padding(controls.mask, kv_len)
@@ -102,10 +102,10 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     return out[:, :q_len, :, :head_dim]
 
 
-def by_length(x: Array) -> Array:
-    """`[batch, kv_heads, groups, length, head_dim]` -> `[batch, length, heads, head_dim]`."""
-    x = jnp.moveaxis(x, 3, 1)
-    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+def merge_heads(inputs: Inputs) -> tuple[Array, Array, Array]:
+    """Query, key and value, each `[batch, length, heads, head_dim]`."""
+    query = inputs.query
+    return query.reshape(*query.shape[:2], -1, query.shape[-1]), inputs.key, inputs.value
 
 
 def key_padding(mask: Array | None, kv_len: int) -> Array | None:

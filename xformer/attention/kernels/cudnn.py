@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.kernels.block_sparse import by_length, common_refusals, key_padding
+from xformer.attention.kernels.block_sparse import common_refusals, key_padding, merge_heads
 from xformer.attention.kernels.tile_lists import num_tiles
 from xformer.attention.pattern import And, Causal, Full, Pattern, Window
 
@@ -21,7 +21,7 @@ Array = jax.Array
 
 def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> list[str]:
     """Why cuDNN can't do a call; empty where it can. Only shapes and dtypes are read."""
-    reasons, (q_len, head_dim), kv_len = [], inputs.query.shape[3:], inputs.key.shape[3]
+    reasons, (q_len, head_dim), kv_len = [], inputs.query.shape[1::3], inputs.key.shape[1]
     if inputs.query.dtype not in (jnp.bfloat16, jnp.float16):
         reasons.append(f"computes in bfloat16 or float16, got {inputs.query.dtype}")
     if head_dim % 8 or head_dim > 128:
@@ -66,7 +66,7 @@ def attend(
     backend: Literal["cudnn", "xla"] = "cudnn",
 ) -> Array:
     """Attention `[batch, q_len, heads, head_dim]` in the query's dtype; `backend="xla"` asks JAX to do cuDNN's part."""
-    query, key, value = (by_length(x) for x in inputs[:3])
+    query, key, value = merge_heads(inputs)
     cut, lengths, real = _cut(pattern), None, key_padding(controls.mask, key.shape[1])
     assert cut is not None
     if real is not None:

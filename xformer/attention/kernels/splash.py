@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.kernels.block_sparse import by_length, common_refusals, key_padding
+from xformer.attention.kernels.block_sparse import common_refusals, key_padding, merge_heads
 from xformer.attention.kernels.tile_lists import num_tiles
 from xformer.attention.layout import round_up
 from xformer.attention.pattern import Bounds, Pattern
@@ -49,9 +49,9 @@ def flops(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> int:
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> Array:
     """Attention `[batch, q_len, heads, head_dim]` in the query's dtype."""
-    q_len, kv_len, offset = inputs.query.shape[3], inputs.key.shape[3], controls.offset
+    q_len, kv_len, offset = inputs.query.shape[1], inputs.key.shape[1], controls.offset
     assert isinstance(offset, int)
-    query, key, value = (by_length(x) for x in inputs[:3])
+    query, key, value = merge_heads(inputs)
     batch, _, heads, _ = query.shape
     q_block, kv_block = block(q_len), block(kv_len)
     pads = round_up(q_len, q_block) - q_len, round_up(kv_len, kv_block) - kv_len
