@@ -17,7 +17,7 @@ Array = jax.Array
 
 
 class Totals(NamedTuple):
-    """Gradients summed over rows."""
+    """Gradients summed over rows; key and value `[batch, num_blocks, kv_heads, head_dim, kv_block]`."""
 
     key: Array
     value: Array
@@ -41,13 +41,15 @@ def zeros(rows: Rows) -> Totals:
     """Totals to start from."""
     zeros: Any = lambda x: None if x is None else jnp.zeros(x.shape, rows.dtype)
     tables = Tables(*(zeros(table) for table in rows.tables))
-    return Totals(zeros(rows.key), zeros(rows.value), zeros(rows.inputs.bias), tables)
+    by_key = lambda x: jnp.zeros((*x.shape[:2], *x.shape[3:], x.shape[2]), rows.dtype)
+    return Totals(by_key(rows.key), by_key(rows.value), zeros(rows.inputs.bias), tables)
 
 
 def gradients(rows: Rows, d_query: Array, totals: Totals) -> Inputs:
     """The totals in the shapes and dtypes of the inputs."""
     inputs, relative, tables = rows.inputs, rows.inputs.relative, totals.tables
-    grads = Inputs(d_query, totals.key, totals.value, totals.bias, None)
+    key, value = (jnp.moveaxis(x, 4, 2) for x in (totals.key, totals.value))
+    grads = Inputs(d_query, key, value, totals.bias, None)
     if relative is not None:
         unpad = lambda x: x if x is None or rows.relative.by_row else rows.relative.unpad(x)
         slopes = jax.tree.map(jnp.zeros_like, relative.slopes)
@@ -61,6 +63,9 @@ def backward(rows: Rows, group: Group, given: Given, totals: Totals, operands: A
     query = rows.query(operands[0])
     d_out, lse, delta = (rows.row_of(x, operands[0]) for x in given)
     table_row, tables = rows.table_row(query), rows.tables
+    # Products by key are computed, and kept, with the keys last: so it is the small operand that is transposed. Without
+    # the barrier compilers make one product of both.
+    query_t, d_out_t = jax.lax.optimization_barrier(tuple(jnp.swapaxes(x, 1, 2) for x in (query, d_out)))
     full_query, full_d_out = rows.full(query), rows.full(d_out)
     by_row = tables.value is not None and rows.relative.by_row
     d_by_distance = rows.einsum("bkgqd,kgnd->bkgqn", full_d_out, tables.value) if by_row else None
@@ -72,7 +77,7 @@ def backward(rows: Rows, group: Group, given: Given, totals: Totals, operands: A
         kept = rows.kept(place, key.shape[1])
         dropped = weights * kept
         d_weights = rows.einsum("nmd,nsd->nms", d_out, value)
-        d_value = rows.einsum("nms,nmd->nsd", dropped, d_out)
+        d_value = rows.einsum("ndm,nms->nds", d_out_t, dropped)
         new = totals.tables
         if by_row:
             by_distance = by_distance + rows.relative.collapse(rows.full(dropped), rows.starts(place))
@@ -88,7 +93,7 @@ def backward(rows: Rows, group: Group, given: Given, totals: Totals, operands: A
             new = new._replace(value=rows.relative.add_near(new.value, rows.starts(place), d_near))
         d_scores = weights * (d_weights * kept - delta[..., None])
         d_query = d_query + rows.einsum("nms,nsd->nmd", d_scores, key)
-        d_key = rows.einsum("nms,nmd->nsd", d_scores, query)
+        d_key = rows.einsum("ndm,nms->nds", query_t, d_scores)
         if table_row is not None:
             d_table_row = d_table_row + rows.relative.collapse(rows.full(d_scores), rows.starts(place))
         elif tables.key is not None:

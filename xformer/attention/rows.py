@@ -152,9 +152,9 @@ class Rows:
         return tiles.take_keys(blocks, self.here(place)).reshape(self.n, -1, blocks.shape[-1]).astype(self.dtype)
 
     def add_keys(self, total: Array, place: Place, update: Array) -> Array:
-        """Adds a chunk's gradients `[n, keys, head_dim]` where `keys` reads."""
+        """Adds a chunk's gradients `[n, head_dim, keys]` where `keys` reads."""
         heads = (self.kv_heads, self.groups) if self.per_head else (self.kv_heads, 1)
-        update = update.reshape(self.batch, *heads, -1, self.kv_block, update.shape[-1])
+        update = update.reshape(self.batch, *heads, update.shape[1], -1, self.kv_block)
         return tiles.add_keys(total, self.here(place), update)
 
     def here(self, place: Place) -> Array:

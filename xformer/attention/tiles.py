@@ -38,19 +38,22 @@ def take_keys(blocks: Array, columns: Array) -> Array:
 
 
 def add_keys(total: Array, columns: Array, update: Array) -> Array:
-    """Adds `update [batch, kv_heads, groups or 1, chunk, kv_block, depth]` where `take_keys` would pick."""
+    """Adds to gradients of keys or values where `take_keys` would pick.
+
+    Args:
+      total: `[batch, num_blocks, kv_heads, depth, kv_block]`.
+      columns: as for `take_keys`.
+      update: `[batch, kv_heads, groups or 1, depth, chunk, kv_block]`.
+    """
     kv_heads, groups, chunk = columns.shape
     if (kv_heads, groups) == (1, 1):
-        update = jnp.moveaxis(update[:, :, 0], 1, 3)  # [batch, chunk, kv_block, kv_heads, depth]
         for place in range(chunk):  # one dynamic-update-slice each, in place inside a loop
             column = columns[0, 0, place]
-            old = jax.lax.dynamic_index_in_dim(total, column, 1)
-            new = old + jax.lax.slice_in_dim(update, place, place + 1, axis=1)
-            total = jax.lax.dynamic_update_slice_in_dim(total, new, column, 1)
+            old = jax.lax.dynamic_index_in_dim(total, column, 1, keepdims=False)
+            total = jax.lax.dynamic_update_index_in_dim(total, old + update[:, :, 0, :, place], column, 1)
         return total
     heads = jnp.arange(kv_heads)[:, None, None]
-    update = jnp.moveaxis(update, 0, 3)  # the places first: [kv_heads, groups, chunk, batch, kv_block, depth]
-    return total.at[:, columns, :, heads].add(update, mode="promise_in_bounds")
+    return total.at[:, columns, heads].add(jnp.moveaxis(update, 4, 3), mode="promise_in_bounds")
 
 
 def take_blocks(blocks: Array, columns: Array) -> Array:
