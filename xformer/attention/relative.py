@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ class RelativeTiles:
     """Reads tables for one query tile and a chunk of key tiles, and sums gradients back into them.
 
     Products with a table are taken one of two ways. By row: of the query tile with the whole table, once. By tile: with
-    just the `width` distances that a tile holds. The first is cheaper for short tables.
+    just the `width` distances that a tile holds. The first is for short tables.
 
     `starts`, int `[kv_heads, groups, chunk]`, is where each tile's first distance (from the last query to the first
     key) stands in the table; it may be far outside. Pairs are `[b, k, g, q_block, keys]`, keys being chunk x kv_block.
@@ -58,7 +59,9 @@ class RelativeTiles:
     ) -> None:
         self.q_block, self.kv_block, self.radius, self.einsum = q_block, kv_block, radius, einsum
         self.size, self.width = 2 * radius + 1, q_block + kv_block
-        self.by_row = self.size <= tiles_per_row * self.width
+        # The row is kept while its tiles are visited, so it must not be long, save where all pairs are kept anyway.
+        longest = math.inf if tiles_per_row == math.inf else max(self.width, 1024)
+        self.by_row = self.size <= min(tiles_per_row * self.width, longest)
 
     def flops_per_row(self, tables: int, head_dim: int, num_tiles: int) -> int:
         """FLOPs of `tables` products (of a key or value table) for one head's query tile that visits `num_tiles`."""
@@ -79,13 +82,34 @@ class RelativeTiles:
 
     def expand(self, by_distance: Array, starts: Array) -> Array:
         """The value of each pair's distance."""
-        index = jnp.clip(self._index(starts), 0, self.size - 1)[None]
-        shape = jnp.broadcast_shapes(by_distance.shape[:-1], index.shape[:-1])
-        wide = jnp.broadcast_to(by_distance, (*shape, self.size))
-        return _pick(wide, jnp.broadcast_to(index, (*shape, index.shape[-1])))
+        heads = jnp.broadcast_shapes(by_distance.shape[:4], (1, *starts.shape[:2], 1))
+        keys = starts.shape[2] * self.kv_block
+
+        def near() -> Array:
+            index = jnp.clip(self._index(starts), 0, self.size - 1)[None]
+            wide = jnp.broadcast_to(by_distance, (*heads, self.size))
+            return _pick(wide, jnp.broadcast_to(index, (*heads, keys)))
+
+        far = lambda place: lambda: jnp.broadcast_to(by_distance[..., place, None], (*heads, keys))
+        return self._by_reach(starts, near, far(0), far(self.size - 1))
+
+    def _by_reach(self, starts: Array, near: Any, below: Any, above: Any) -> Array:
+        """`below()` or `above()` where every pair is beyond the radius on that side, else `near()`.
+
+        Only on CPUs, where a branch costs nothing and a gather does.
+        """
+        if jax.default_backend() != "cpu":
+            return near()
+        all_below, all_above = (starts + self.width - 2 <= 0).all(), (starts >= self.size - 1).all()
+        return jax.lax.switch(all_below + 2 * all_above, [near, below, above])
 
     def collapse(self, pairs: Array, starts: Array) -> Array:
         """The transpose of `expand`: the sum over the pairs of each distance."""
+        zeros = jnp.zeros((*pairs.shape[:-1], self.size), pairs.dtype)
+        far = lambda place: lambda: zeros.at[..., place].set(pairs.sum(-1))
+        return self._by_reach(starts, lambda: self._collapse(pairs, starts), far(0), far(self.size - 1))
+
+    def _collapse(self, pairs: Array, starts: Array) -> Array:
         split = self._split(pairs)  # [b, k, g, chunk, q_block, kv_block]
         first = starts[..., None] + jnp.arange(self.q_block - 1, -1, -1)  # index of each query's first key
         place = jnp.arange(self.size) - first[..., None]  # [k, g, chunk, q_block, size]: the key at that distance
