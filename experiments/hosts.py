@@ -71,8 +71,9 @@ def start(args: argparse.Namespace) -> None:
 def _watch_others() -> None:
     """Ends this process, in one line, when another is gone: left alone it would wait for ever in a collective.
 
-    Each process counts up in a thread, so that one that computes or waits for long is still seen to be alive. What
-    stops them all alike, such as a suspended machine, is no loss: beats are counted, not seconds.
+    Each process counts up in a thread, so that one that computes or waits for long is still seen to be alive, and
+    process 0 reads what they count: when it leaves, JAX ends the others. What stops them all alike, such as a suspended
+    machine, is no loss: beats are counted, not seconds.
     """
     client: Any = distributed.global_state.client
     me, count = jax.process_index(), jax.process_count()
@@ -84,6 +85,8 @@ def _watch_others() -> None:
             beat += 1
             try:
                 client.key_value_set(f"{ALIVE}/{me}", str(beat), allow_overwrite=True)
+                if me != 0:
+                    continue
                 found = {int(key.rpartition("/")[2]): value for key, value in client.key_value_dir_get(ALIVE)}
             except jax.errors.JaxRuntimeError:
                 time.sleep(10)  # at the end of a run process 0 may leave first
@@ -97,7 +100,7 @@ def _watch_others() -> None:
             seen = found
 
     threading.Thread(target=watch, name="xformer-watch", daemon=True).start()
-    _at_abort(lambda: _stop_alone("JAX gave up, most likely because process 0 is gone"))
+    _at_abort(lambda: _stop_alone("JAX gave up, most likely because another process is gone"))
 
 
 def _stop_alone(reason: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Attention, scanned layers and recomputation on every pair of mesh axes: the losses of one device, dropout on."""
+"""Attention and scanned layers on every pair of mesh axes: the losses of one device, dropout on."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ OP = BigBird(block_size=1, num_random_blocks=1, num_global_blocks=1)
 
 
 def make_model(rngs, **kwargs):
-    options = {"num_layers": 2, "width": 8, "num_heads": 4, "mlp_dim": 8, "scan_layers": True, "remat": True} | kwargs
+    options = {"num_layers": 2, "width": 8, "num_heads": 4, "mlp_dim": 8, "scan_layers": True} | kwargs
     return EncoderClassifier(VOCAB, 2, LENGTH, attention=OP, **options, rngs=rngs)
 
 
@@ -60,7 +60,7 @@ def test_the_layer_of_a_nan_is_named_on_a_mesh(tmp_path):
     """Scanned, recomputed, in micro-batches: still the first layer where it appears."""
 
     def make(rngs):
-        model = make_model(rngs)
+        model = make_model(rngs, remat=True)
         kernel = model.blocks.feed_forward.expand.kernel
         kernel[...] = kernel[...].at[1].set(jnp.inf)
         return model

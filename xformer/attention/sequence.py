@@ -137,7 +137,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
 
 
 def _exact(x: Any) -> Any:
-    """Floats in float32 at least: gradients of what all devices hold are sums over them (XLA's CPU fails on bfloat16)."""
+    """Floats in float32 at least: gradients of what all devices hold are summed over them (XLA's CPU can't in bf16)."""
     if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
