@@ -8,16 +8,26 @@ coordinator is process 0. Under SLURM (`srun`), Open MPI (`mpirun`) and on slice
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
 import re
+import signal
+import sys
+import threading
+import time
 from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import jax
+from jax._src import distributed  # the key-value store that JAX's processes share has no public name
 
 from xformer.schema import ConfigError
 
 FLAGS = ("coordinator", "num_processes", "process_id")
+ALIVE = "xformer/alive"
+BEAT = 1.0  # seconds between two signs of life of a process
+LOST_AFTER = 30  # beats without a sign of life; JAX itself would wait for longer than this takes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +53,71 @@ def start(args: argparse.Namespace) -> None:
     if arguments is None and (arguments := cluster(os.environ)) is None:
         return
     try:
-        # The others wait at the end for process 0, which may have a report to write.
-        jax.distributed.initialize(**arguments, shutdown_timeout_seconds=3600)
+        # The others wait at the end for process 0, which may have a report to write. Lost ones are found by
+        # `_watch_others`; what JAX takes for a loss may be a machine that was suspended for a while.
+        jax.distributed.initialize(**arguments, shutdown_timeout_seconds=3600, heartbeat_timeout_seconds=600)
     except (RuntimeError, ValueError, OSError, KeyError) as error:
         raise ConfigError(f"--coordinator: the processes can't be joined: {' '.join(str(error).split())}") from error
+    if joined():
+        _watch_others()
+        # Native code (Gloo) tells of its connections on stdout, which is for results.
+        sys.stdout.flush()
+        sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
     if not is_main():
         logging.getLogger().setLevel(logging.ERROR)
+
+
+def _watch_others() -> None:
+    """Ends this process, in one line, when another is gone: left alone it would wait for ever in a collective.
+
+    Each process counts up in a thread, so that one that computes or waits for long is still seen to be alive, and
+    process 0 reads what they count: when it leaves, JAX ends the others. What stops them all alike, such as a suspended
+    machine, is no loss: beats are counted, not seconds.
+    """
+    client: Any = distributed.global_state.client
+    me, count = jax.process_index(), jax.process_count()
+
+    def watch() -> None:
+        beat, silent, seen = 0, [0] * count, dict[int, str]()
+        while True:
+            time.sleep(BEAT)
+            beat += 1
+            try:
+                client.key_value_set(f"{ALIVE}/{me}", str(beat), allow_overwrite=True)
+                if me != 0:
+                    continue
+                found = {int(key.rpartition("/")[2]): value for key, value in client.key_value_dir_get(ALIVE)}
+            except jax.errors.JaxRuntimeError:
+                time.sleep(10)  # at the end of a run process 0 may leave first
+                if threading.main_thread().is_alive():
+                    _stop_alone("process 0 can't be reached")
+                return
+            for other in range(count):
+                silent[other] = silent[other] + 1 if found.get(other) == seen.get(other) else 0
+                if silent[other] > LOST_AFTER:
+                    _stop_alone(f"process {other} is gone")
+            seen = found
+
+    threading.Thread(target=watch, name="xformer-watch", daemon=True).start()
+    _at_abort(lambda: _stop_alone("JAX gave up, most likely because another process is gone"))
+
+
+def _stop_alone(reason: str) -> NoReturn:
+    """Says why this process can't go on, and ends it at once: JAX's own way out waits for the others."""
+    line = f"error: {prefix()}{reason}; start them all again: the run goes on from its last checkpoint"
+    print(line, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _at_abort(act: Any) -> None:
+    """Calls `act` when native code aborts, as JAX does without process 0; Python's own handlers would come too late."""
+    global _keep_alive
+    _keep_alive = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: act())
+    ctypes.CDLL(None).signal(int(signal.SIGABRT), _keep_alive)
+
+
+_keep_alive: Any = None
 
 
 def read_flags(args: argparse.Namespace) -> dict | None:

@@ -63,6 +63,26 @@ def test_the_numbers_of_one_device(op, length, mesh, extra):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
+def test_gradients_in_bfloat16():
+    """Those of what all devices hold, keys, a bias and a table, are sums over devices."""
+    op = Window(left=30, right=3, position=T5Bias())
+    params = op.init(jax.random.key(1), Shape(2, 64, 64, HEADS, DEPTH))
+    args = *make_inputs(64), params, jax.random.normal(jax.random.key(2), (1, HEADS, 1, 64))
+    args = jax.tree.map(lambda x: x.astype(jnp.bfloat16), args)
+
+    def loss(query, key, value, params, bias):
+        return jnp.sum(op(query, key, value, bias=bias, params=params).astype(jnp.float32) ** 2)
+
+    grad = jax.grad(loss, (0, 1, 2, 3, 4))
+    expected = jax.jit(grad)(*args)
+    with jax.set_mesh(make_mesh(1, 2)):
+        found = jax.jit(grad)(*args)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert ours.dtype == jnp.bfloat16
+        ours, theirs = np.float32(ours), np.float32(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=0.02 * np.abs(theirs).max())
+
+
 def traffic(fn, *args):
     """Bytes that each device receives, by primitive, from the jaxpr."""
     found = {}

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from test_run import DEMO, ROOT, SMALL, finish
+from train_fake import rows
 
 from experiments import cli, compare, hosts, run
 
@@ -56,26 +59,58 @@ def test_clusters(environment, found):
     assert hosts.cluster(environment) == found
 
 
-def test_two_processes_train_like_one_and_one_of_them_prints(tmp_path, capsys):
-    settings = [f"{DEMO}:linformer", *SMALL, "--config.model.scan_layers=True"]
-    data = f"--data_dir={tmp_path / 'data'}"
-    one = [*settings, data, f"--workdir={tmp_path / 'one'}", "--config.train.mesh={'data': 1}"]
-    assert cli.exit_code(run.command, one) == 0
+def start_two(workdir, data_dir, *settings):
+    """The run in two processes of four devices each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         flags = [f"--coordinator=localhost:{free.getsockname()[1]}", "--num_processes=2"]
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    two = [*settings, data, f"--workdir={tmp_path / 'two'}", "--config.train.mesh={'sequence': 2}", *flags]
-    both = [
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    argv = [sys.executable, "-m", "experiments.run", *SETTINGS, f"--workdir={workdir}", f"--data_dir={data_dir}"]
+    return [
         subprocess.Popen(
-            [sys.executable, "-m", "experiments.run", *two, f"--process_id={index}"],
+            [*argv, *settings, *flags, f"--process_id={index}"],
             cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for index in range(2)
     ]  # fmt: skip
+
+
+SETTINGS = (
+    f"{DEMO}:bigbird",
+    *SMALL,
+    "--config.train.num_steps=40",
+    "--config.train.eval_every=20",
+    "--config.train.log_every=1",
+    "--config.model.dropout_rate=0.1",
+    "--config.model.scan_layers=True",
+)
+
+
+def test_two_processes_lose_one_and_end_like_one_process(tmp_path, capsys):
+    """Four devices each. The mesh cuts sequences between the processes, then, going on, the batch."""
+    data_dir, workdir = tmp_path / "data", tmp_path / "two"
+    one = [*SETTINGS, f"--data_dir={data_dir}", f"--workdir={tmp_path / 'one'}", "--config.train.mesh={'data': 1}"]
+    assert cli.exit_code(run.command, one) == 0
+
+    both = start_two(workdir, data_dir, "--config.train.mesh={'sequence': 8}")
+    deadline = time.monotonic() + 300
+    while not (workdir / "checkpoints" / "5").exists() and both[0].poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    both[1].kill()
+    code, out, err = finish(both[0])
+    both[1].communicate()
+    assert code == 1 and out == "", err
+    assert re.search(r"error: process 0(: | of 2 ).*start them all again: the run goes on from ", err.splitlines()[-1])
+
+    both = start_two(workdir, data_dir, "--config.train.mesh={'data': 4, 'tensor': 2}")
     (code, out, err), other = [finish(process) for process in both]
-    assert code == 0 and out == "" and "finished demo_linformer" in err, err
-    assert other == (0, "", ""), other
+    assert code == 0 and out == "" and "going on from step" in err and "finished demo_bigbird" in err, err
+    assert other[:2] == (0, "") and "step" not in other[2], other
+    for one, two in zip(rows(tmp_path / "one"), rows(workdir), strict=True):
+        assert [one[key] for key in EXACT] == [two[key] for key in EXACT]
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two")]
-    for split in ("eval", "test"):
-        assert results[0][split] == pytest.approx(results[1][split], rel=1e-4)
+    assert results[0]["test"] == pytest.approx(results[1]["test"], rel=1e-4)
+
+
+EXACT = ("step", "split", "examples", "tokens")

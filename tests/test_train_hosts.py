@@ -15,10 +15,7 @@ def start_both(workdir, cache, **settings):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    hosts = [
-        {"coordinator_address": address, "num_processes": 2, "process_id": i, "heartbeat_timeout_seconds": 10}
-        for i in range(2)
-    ]
+    hosts = [{"coordinator_address": address, "num_processes": 2, "process_id": i} for i in range(2)]
     return [start_process(workdir, cache, 4, hosts=host, **SETTINGS, **settings) for host in hosts]
 
 
@@ -31,7 +28,7 @@ def wait_for_step(process, workdir, step):
     pytest.fail(f"step {step} was never reached: {process.communicate()}")
 
 
-def test_two_processes_stop_together_lose_one_and_end_like_one_process(tmp_path, compile_cache):  # noqa: F811
+def test_two_processes_stop_together_and_end_like_one_process(tmp_path, compile_cache):  # noqa: F811
     make_trainer(tmp_path / "one", **SETTINGS | {"mesh": {"data": 1}}).fit()
     workdir = tmp_path / "two"
 
@@ -42,14 +39,6 @@ def test_two_processes_stop_together_lose_one_and_end_like_one_process(tmp_path,
     assert [process.returncode for process in both] == [75, 75], outputs
     lines = {next(line for line in output.splitlines() if "stopped after step" in line) for output in outputs}
     assert len(lines) == 1, outputs
-
-    both = start_both(workdir, compile_cache, pause=0.5)
-    wait_for_step(both[0], workdir, 6)
-    both[1].kill()
-    output, _ = both[0].communicate(timeout=60)
-    both[1].communicate()
-    assert both[0].returncode == 1 and "ProcessLost: process 0 of 2 can't go on" in output, output
-    assert "start them all again: the run goes on from step" in output
 
     make_trainer(workdir, **SETTINGS | {"mesh": {"data": 1}}).fit()  # one process goes on for the two
     for one, two in zip(rows(tmp_path / "one"), rows(workdir), strict=True):

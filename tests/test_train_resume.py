@@ -1,5 +1,6 @@
 """What a restart must not change, and what a kill, a full disk or a damaged file must not break."""
 
+import errno
 import json
 import os
 import shutil
@@ -203,6 +204,24 @@ def test_a_full_disk_fails_the_run_and_spares_earlier_checkpoints(stopped, undis
     code, output = run_process(stopped, "", file_size_limit=5000)
     assert code == 1 and "CheckpointError: the checkpoint of step" in output, output
     assert "those before it ([4, 6, 7]) are untouched" in output
+    make_trainer(stopped).fit()
+    assert_same_run(undisturbed, stopped)
+
+
+def test_a_read_only_folder_fails_the_run_and_spares_earlier_checkpoints(stopped, undisturbed, monkeypatch):
+    make = type(stopped).mkdir
+
+    def refuse(path, *args, **kwargs):
+        if path.parent.name == "checkpoints":  # permissions would not stop root
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        make(path, *args, **kwargs)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(CheckpointError, match=r"Read-only .* \(\[4, 6, 7\]\) are untouched"),
+    ):
+        patch.setattr(type(stopped), "mkdir", refuse)
+        make_trainer(stopped).fit()
     make_trainer(stopped).fit()
     assert_same_run(undisturbed, stopped)
 

@@ -4,13 +4,15 @@
 
 Every second kill waits for a checkpoint being written. Each restart is a new process with the same command. A run that
 finishes is compared, bit for bit: every array of the last checkpoint, every row of `metrics.jsonl` but its times, the
-result. Exits with 1 if anything differs. Takes about five seconds a kill on two cores.
+result. Exits with 1 if anything differs. Takes about ten seconds a kill on two cores. `where` counts the kills before
+the first row was written (`start`), between steps (`steps`) and while a checkpoint was written (`save`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -21,6 +23,8 @@ from typing import Any
 
 import numpy as np
 from train_fake import arrays, rows, start_process
+
+from xformer.train.trainer import versions
 
 SETTINGS: dict[str, Any] = {
     "num_steps": 60, "checkpoint_every": 4, "eval_every": 7, "log_every": 3, "accumulate": 2, "dropout_rate": 0.3,
@@ -64,6 +68,7 @@ def main() -> int:
     args = parser.parse_args()
     draw = random.Random(args.seed)
     report: dict[str, Any] = {"kills": 0, "where": {"start": 0, "steps": 0, "save": 0}, "runs": 0, "differences": []}
+    report |= {"settings": SETTINGS, "device": f"CPU, {os.cpu_count()} cores", "versions": versions()}
     with tempfile.TemporaryDirectory() as folder:
         reference = Path(folder) / "undisturbed"
         begun = time.monotonic()

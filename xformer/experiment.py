@@ -184,8 +184,14 @@ def _blame(path: str, section: Mapping[str, Any], message: str) -> str:
 
 
 def check_devices(experiment: Experiment) -> None:
-    """Raises ConfigError if the mesh does not fit this machine's devices, or the batch the mesh."""
-    _construct("train", experiment.config.to_dict(), lambda: make_layout(experiment.train))
+    """Raises ConfigError if the mesh does not fit this machine's devices, or the batch, heads or length the mesh."""
+    config = experiment.config
+    layout = _construct("train", config.to_dict(), lambda: make_layout(experiment.train))
+    cuts = (("tensor", "model.num_heads", config.model.num_heads), ("sequence", "task.max_len", experiment.task.length))
+    for axis, key, size in cuts:
+        shards = layout.mesh.shape[axis]
+        if size % shards:
+            raise ConfigError(f"train.mesh.{axis}: got {shards}, takes a divisor of {key}, which is {size}")
 
 
 def _optimizer(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,8 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         query=block_sparse.pad(inputs.query, 1, q_pad),
         key=block_sparse.pad(inputs.key, 1, kv_total - kv_len),
         value=block_sparse.pad(inputs.value, 1, kv_total - kv_len),
-        bias=block_sparse.pad_pairs(inputs.bias, q_pad, pairs_pad),
+        bias=_exact(block_sparse.pad_pairs(inputs.bias, q_pad, pairs_pad)),
+        relative=jax.tree.map(_exact, inputs.relative),
     )
     controls = controls._replace(
         layout=None,
@@ -134,6 +135,13 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         first_example=jnp.int32(0),
     )
     return _attend(inputs, controls, shares, settings, kv_len)[:, :q_len]
+
+
+def _exact(x: Any) -> Any:
+    """Floats in float32 at least: gradients of what all devices hold are summed over them (XLA's CPU can't in bf16)."""
+    if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 # Jitted for calls outside jit, where shard_map can't leave axes to the compiler.
@@ -178,8 +186,21 @@ def _local(inputs: Inputs, controls: Controls, shares: Shares, *, settings: Sett
 
 def _gather(x: Array, length: int) -> Array:
     """All keys or values `[b, length, k, depth]` from a device's own, cut or padded to whole blocks."""
-    x = jax.lax.all_gather(x, AXIS, axis=1, tiled=True)[:, :length]
+    x = _all_gather(x)[:, :length]
     return block_sparse.pad(x, 1, length - x.shape[1])
+
+
+@jax.custom_vjp
+def _all_gather(x: Array) -> Array:
+    """Gathered in its own dtype; the gradient is summed over devices as `_exact` has it."""
+    return jax.lax.all_gather(x, AXIS, axis=1, tiled=True)
+
+
+def _scatter(_: None, d_out: Array) -> tuple[Array]:
+    return (jax.lax.psum_scatter(_exact(d_out), AXIS, scatter_dimension=1, tiled=True).astype(d_out.dtype),)
+
+
+_all_gather.defvjp(lambda x: (_all_gather(x), None), _scatter)
 
 
 def _fetch(x: Array, block: int, halo: tuple[int, int], shards: int) -> Array:

@@ -12,7 +12,7 @@ from flax.typing import Dtype
 from xformer.attention import Attention, Shape
 from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_heads, check_rates, check_sizes
-from xformer.nn.params import own_max_len
+from xformer.nn.params import has_params, own_max_len
 
 Array = jax.Array
 
@@ -43,7 +43,7 @@ class EncoderClassifier(nnx.Module):
       rngs: stream `params` draws the parameters. No random state stays in the model.
 
     Raises:
-      ValueError: an unknown choice, a size or rate out of range, or an op made for fewer positions.
+      ValueError: an unknown choice, a size or rate out of range, an op made for fewer positions, or nothing to share.
     """
 
     def __init__(
@@ -78,6 +78,8 @@ class EncoderClassifier(nnx.Module):
         num_positions = max_len + (pooling == "cls")
         if (op_max_len := own_max_len(attention)) is not None and op_max_len < num_positions:
             raise ValueError(f"attention's max_len must be at least {num_positions}, the model's, got {op_max_len}")
+        if share_attention_params and not has_params(attention):
+            raise ValueError(f"share_attention_params must be False where attention has no parameters, got {attention}")
 
         dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
         self.embed = TokenEmbedding(vocab_size, width, **dtypes, rngs=rngs)

@@ -129,10 +129,14 @@ class Engine:
         return self.train_step(state, self.layout.put(batch), self._seed)
 
     def locate(self, state: TrainState, batch: Mapping[str, np.ndarray]) -> str:
-        """Where the step from `state` on `batch` first becomes NaN or infinite, in words; for one process."""
+        """Where the step from `state` on this process's rows of `batch` first becomes NaN or infinite, in words.
+
+        Every process of the run calls this, and each looks at the whole batch.
+        """
         devices = self.layout.mesh.size if self.layout.pmap else None
         options: dict[str, Any] = {"accumulate": self._train.accumulate, "num_devices": devices}
-        return health.locate(self._graphdef, self._task, jax.device_get(state), batch, self._root, **options)
+        whole = self.layout.fetch(batch)
+        return health.locate(self._graphdef, self._task, self.layout.gather(state), whole, self._root, **options)
 
     def train_batches(self, data: Data, seed: int) -> Any:
         """This process's share of the endless shuffled training batches."""

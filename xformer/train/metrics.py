@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,7 @@ class MetricsWriter:
         self._file.write(_line(row))
         self._file.flush()
         if self._events is not None:
-            for name, value in row.items():
-                if name not in ("step", "split"):
-                    self._events.add_scalar(f"{row['split']}/{name}", value, row["step"])
+            self._events.write(row)
 
     def sync(self) -> None:
         """Returns when every row is on the disk."""
@@ -73,10 +72,31 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
-def _event_writer(workdir: Path, step: int) -> Any:
+class _Events:
+    """TensorBoard events, written in the caller's thread: tensorboardX's own would block for ever after a full disk."""
+
+    def __init__(self, workdir: Path, step: int) -> None:
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto import event_pb2
+
+        self._scalar, self._event = summary.scalar, event_pb2.Event
+        self._writer = event_file_writer.EventsWriter(str(workdir / "events"), f".{step}")
+        if step:  # what another process wrote after it is not shown
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.write_event(self._event(wall_time=time.time(), step=step + 1, session_log=start))
+        self.flush, self.close = self._writer.flush, self._writer.close
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """A scalar `split/name` for every number of a row."""
+        for name, value in row.items():
+            if name not in ("step", "split"):
+                summary = self._scalar(f"{row['split']}/{name}", value)
+                self._writer.write_event(self._event(wall_time=time.time(), step=row["step"], summary=summary))
+
+
+def _event_writer(workdir: Path, step: int) -> _Events | None:
     try:
-        from tensorboardX import SummaryWriter
+        return _Events(workdir, step)
     except ImportError:
         logger.warning("no TensorBoard events: pip install 'xformer-jax[tensorboard]' for them")
         return None
-    return SummaryWriter(str(workdir), purge_step=step + 1 if step else None, write_to_disk=True)

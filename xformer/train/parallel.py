@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -96,6 +97,15 @@ class Layout:
 
         _, processes = self.data_shard(self.batch_shards)
         return {name: place(np.asarray(rows)) for name, rows in batch.items()}
+
+    def gather(self, tree: Any) -> Any:
+        """Global arrays as whole numpy arrays in every process."""
+        return jax.device_get(tree) if jax.process_count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
+
+    def fetch(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The rows of all processes, from each one's own."""
+        whole = self.gather(self.put(batch))
+        return {name: x.reshape(-1, *x.shape[2:]) if self.pmap else x for name, x in whole.items()}
 
     def pad(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Rows repeated with weight 0 until the mesh divides them; the last row serves, so that no row is odd."""

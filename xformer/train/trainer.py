@@ -134,12 +134,12 @@ class Trainer:
         self, error: Diverged, engine: Engine, checkpoints: Checkpoints, interruption: Interruption
     ) -> Diverged:
         """The error with the place where it started: goes back to the last checkpoint and repeats the steps since."""
-        if not error.in_training or jax.process_count() > 1:
+        if not error.in_training:
             return error
         state, position, data_state = resume(engine, checkpoints)
         with Feed(engine.train_batches(self.data, self.seed), data_state) as feed:
             for _ in range(position.step + 1, error.step):
-                if interruption.requested:
+                if interruption.requested and jax.process_count() == 1:  # many would have to agree on it
                     return error
                 state, _ = engine.step(state, next(feed))
             return Diverged(f"{error}; {engine.locate(state, next(feed))}", error.step)
