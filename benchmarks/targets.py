@@ -1,0 +1,270 @@
+"""The speed and memory that the attention engine is held to on a CPU, each figure measured beside its peers.
+
+    python -m benchmarks.targets                              # all rows; needs the environment of `make bench-peers`
+    python -m benchmarks.targets --only=full_forward,shaw     # some
+    python -m benchmarks.targets --extra=FILE.py              # with contenders of one's own
+
+Writes benchmarks/results/cpu_targets.json, keeping the rows that are not measured anew. FILE.py defines
+`contenders(case) -> list[experiments.contenders.Contender]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks import train_steps
+from experiments import timing
+from experiments.contenders import Case, Contender, jax_peers, ours
+from xformer.attention import BigBird, Full, Linformer, Shape, Shaw
+from xformer.report import words
+
+OUT = Path(__file__).parent / "results" / "cpu_targets.json"
+Extra = Callable[[Case], list[Contender]]
+Figures = dict[str, dict[str, Any]]
+ROUNDS = timing.Rounds()
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """`quantity` of `ours` as a share of that of `peer`, or as it is where there is none, must be at most `limit`."""
+
+    quantity: Literal["seconds", "extra_bytes", "peak_bytes"]
+    ours: str
+    peer: str | None
+    limit: float
+
+    def check(self, figures: Figures) -> dict[str, Any]:
+        value = figures.get(self.ours, {}).get(self.quantity, math.nan)
+        if self.peer is not None:
+            value /= figures.get(self.peer, {}).get(self.quantity, math.nan)
+        reached = None if math.isnan(value) else bool(value <= self.limit)
+        return {**dataclasses.asdict(self), "value": None if reached is None else value, "reached": reached}
+
+    def spell(self, value: float) -> str:
+        return f"{value:.2f}" if self.peer is not None else words.mebibytes(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """A row of attention calls: (name, case) for ours; peers of the first case take part unless `alone`."""
+
+    cases: Sequence[tuple[str, Case]]
+    targets: Sequence[Target]
+    alone: bool = False
+    rounds: timing.Rounds = ROUNDS
+
+    def measure(self, extra: Extra | None) -> Figures:
+        ready: dict[str, Any] = {name: ours().prepare(case) for name, case in self.cases}
+        case = self.cases[0][1]
+        for contender in [] if self.alone else [*peers(case), *(extra(case) if extra else [])]:
+            try:
+                ready[contender.name] = contender.prepare(case)
+            except NotImplementedError as error:
+                say(f"  {contender.name}: {error}")
+        calls = {name: one.call for name, one in ready.items()}
+        for call in calls.values():
+            call()
+        figures: Figures = {}
+        for name, seconds in timing.in_turn(calls, self.rounds).items():
+            low, middle, high = timing.quartiles(seconds)
+            figures[name] = {"seconds": middle, "quartiles": [low, high], "flops": ready[name].flops}
+            figures[name]["extra_bytes"] = timing.extra_memory(calls[name])
+        return figures
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A row of whole training steps: name -> (contender, batch, length)."""
+
+    sizes: dict[str, tuple[str, int, int]]
+    targets: Sequence[Target]
+    steps: int = 4
+
+    def measure(self, extra: Extra | None) -> Figures:
+        figures: Figures = {}
+        for name, found in train_steps.side_by_side(self.sizes, self.steps).items():
+            low, middle, high = timing.quartiles(found["seconds"])
+            figures[name] = {"seconds": middle, "quartiles": [low, high], "peak_bytes": found["peak_bytes"]}
+            figures[name]["losses"] = found["losses"]
+        return figures
+
+
+def case(op: Any, length: int, backward: bool) -> Case:
+    return Case(op, Shape(1, length, length, 8, 64), backward=backward)
+
+
+FULL = Full()
+BIGBIRD = BigBird(block_size=64, num_random_blocks=3, num_window_blocks=3, num_global_blocks=2)
+GB = 1e9
+LRA = "Long Range Arena"  # its code is not ours to ship; see --extra
+ROWS: dict[str, Calls | Steps] = {
+    "full_forward": Calls(
+        [("xformer", case(FULL, 4096, False))],
+        [Target("seconds", "xformer", "torch SDPA", 1.1), Target("seconds", "xformer", "jax.nn", 0.35)],
+    ),
+    "full_both": Calls(
+        [("xformer", case(FULL, 4096, True))],
+        [
+            Target("seconds", "xformer", "torch SDPA", 1.2),
+            Target("seconds", "xformer", "jax.nn", 0.3),
+            Target("extra_bytes", "xformer", "jax.nn", 1 / 8),
+        ],
+        rounds=timing.Rounds(least=4, most=8),
+    ),
+    "bigbird_forward": Calls(
+        [("xformer", case(BIGBIRD, 4096, False)), ("xformer full", case(FULL, 4096, False))],
+        [Target("seconds", "xformer", "torch FlexAttention", 1.0)],
+    ),
+    "bigbird_both": Calls(
+        [("xformer", case(BIGBIRD, 4096, True)), ("xformer full", case(FULL, 4096, True))],
+        [Target("seconds", "xformer", LRA, 0.5), Target("seconds", "xformer", "Hugging Face BigBird", 1.0)],
+    ),
+    "bigbird_growth": Calls(
+        [
+            (f"{length:,} {'both' if backward else 'forward'}", case(BIGBIRD, length, backward))
+            for length in (4096, 8192)
+            for backward in (False, True)
+        ],
+        [
+            Target(quantity, f"8,192 {mode}", f"4,096 {mode}", 2.2)
+            for mode in ("forward", "both")
+            for quantity in ("seconds", "extra_bytes")
+        ],
+        alone=True,
+    ),
+    "train_full": Steps(
+        {name: (name, 1, 4096) for name in ("xformer full", "Hugging Face BERT")},
+        [
+            Target("seconds", "xformer full", "Hugging Face BERT", 1.0),
+            Target("peak_bytes", "xformer full", None, 1.3 * GB),
+        ],
+    ),
+    "train_bigbird": Steps(
+        {name: (name, 1, 4096) for name in ("xformer bigbird", "Hugging Face BigBird", "xformer full")},
+        [
+            Target("seconds", "xformer bigbird", "Hugging Face BigBird", 0.6),
+            Target("peak_bytes", "xformer bigbird", None, 1.3 * GB),
+        ],
+    ),
+    "train_short": Steps(
+        {name: (name, 4, 1024) for name in ("xformer bigbird", "xformer full", "Hugging Face BigBird")},
+        [Target("seconds", "xformer bigbird", "xformer full", 1.0)],
+    ),
+    "bigbird_65536": Calls(
+        [("xformer", case(BIGBIRD, 65536, True))],
+        [Target("extra_bytes", "xformer", None, 8 * GB)],
+        alone=True,
+        rounds=timing.Rounds(least=2, most=3),
+    ),
+    "shaw": Calls(
+        [
+            ("xformer full+shaw", case(Full(position=Shaw(max_distance=128)), 2048, True)),
+            ("xformer full", case(FULL, 2048, True)),
+        ],
+        [Target("seconds", "xformer full+shaw", "xformer full", 1.3)],
+        alone=True,
+    ),
+    "linformer": Calls(
+        [
+            ("xformer linformer", case(Linformer(rank=256, max_len=4096), 4096, True)),
+            ("xformer full", case(FULL, 4096, True)),
+        ],
+        [Target("seconds", "xformer linformer", "xformer full", 1.0)],
+        alone=True,
+    ),
+}
+
+
+def peers(case: Case) -> list[Contender]:
+    """Every peer that is installed and computes the case's op."""
+    found = list(jax_peers(case))
+    if importlib.util.find_spec("torch") is None:
+        say("  PyTorch is not installed: its peers are left out; see `make bench-peers`")
+        return found
+    from experiments.torch_peers import torch_peers
+
+    return [*found, *torch_peers(case)]
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def load_extra(path: Path) -> Extra:
+    spec = importlib.util.spec_from_file_location("extra_contenders", path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise ValueError(f"--extra: got {path}, takes a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.contenders
+
+
+def table(name: str, row: dict[str, Any]) -> str:
+    """A measured row as text: every contender, then every target."""
+    lines = [f"{name} (GEMM: {words.si(row['gemm_flops_per_second'], 'FLOP/s')})"]
+    for who, figures in row["figures"].items():
+        low, high = (words.milliseconds(1e3 * value) for value in figures["quartiles"])
+        memory = figures.get("extra_bytes", figures.get("peak_bytes", math.nan))
+        kind = "extra" if "extra_bytes" in figures else "peak"
+        lines.append(
+            f"  {who:24}{words.milliseconds(1e3 * figures['seconds']):>10}  ({low} - {high})".ljust(64)
+            + f"{words.mebibytes(memory):>10} {kind}"
+        )
+    for one in row["targets"]:
+        target = Target(*(one[field.name] for field in dataclasses.fields(Target)))
+        verdict = {True: "reached", False: "MISSED", None: "not measured"}[one["reached"]]
+        value = words.MISSING if one["value"] is None else target.spell(one["value"])
+        what = f"{target.quantity}: {target.ours}" + (f" / {target.peer}" if target.peer else "")
+        lines.append(f"    {what:60}{value:>10}  <= {target.spell(target.limit)}  {verdict}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--only", default=",".join(ROWS), help="rows to measure, of " + ", ".join(ROWS))
+    parser.add_argument("--extra", type=Path, help="a Python file with more contenders")
+    parser.add_argument("--out", type=Path, default=OUT, help="the JSON; rows of it that are not measured stay")
+    options = parser.parse_args()
+    names = [name.strip() for name in options.only.split(",")]
+    if unknown := [name for name in names if name not in ROWS]:
+        parser.error(f"--only: got {', '.join(unknown)}, takes {', '.join(ROWS)}")
+    try:
+        extra = load_extra(options.extra) if options.extra else None
+    except ValueError as error:
+        parser.error(str(error))
+    rows = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for name in names:
+        say(f"measuring {name}")
+        call, flops = timing.gemm()
+        call()
+        rate = flops / min(timing.in_turn({"gemm": call}, timing.Rounds(turn_seconds=0.2))["gemm"])
+        figures = ROWS[name].measure(extra)
+        for one in figures.values():
+            if "flops" in one:
+                one |= {
+                    "flops_per_second": one["flops"] / one["seconds"],
+                    "share_of_gemm": one["flops"] / one["seconds"] / rate,
+                }
+        targets = [target.check(figures) for target in ROWS[name].targets]
+        rows[name] = {
+            "figures": figures, "targets": targets, "gemm_flops_per_second": rate, "dtype": "float32",
+            "machine": timing.machine(),
+        }  # fmt: skip
+        print(table(name, rows[name]), flush=True)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

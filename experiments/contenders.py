@@ -1,0 +1,147 @@
+"""Who is measured in benchmarks: xformer's own attention and the peers that JAX brings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.timing import Call
+from xformer import cost
+from xformer.attention import Attention, BigBird, Full, Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One thing to compute: an op, the sizes and dtype of the call, forward only or forward and backward."""
+
+    op: Attention
+    shape: Shape
+    dtype: str = "float32"
+    backward: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """A contender ready to run: its call, the FLOPs of it, and the bytes that it will take (NaN if unknown)."""
+
+    call: Call
+    flops: float
+    needs: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A way to compute cases. `prepare` compiles but runs nothing; NotImplementedError where it can't do the case."""
+
+    name: str
+    prepare: Callable[[Case], Ready]
+
+
+def ours(name: str = "xformer", implementation: str | None = None) -> Contender:
+    """The op itself, with the implementation it chooses or a named one."""
+
+    def prepare(case: Case) -> Ready:
+        op = case.op if implementation is None else dataclasses.replace(case.op, implementation=implementation)  # type: ignore[arg-type]
+        params = op.init(jax.random.key(0), case.shape)
+        run = lambda params, q, k, v: op(q, k, v, params=params)
+        return _compiled(run, (params, *arrays(case)), case, None if case.backward else op.cost(case.shape).flops)
+
+    return Contender(name, prepare)
+
+
+def jax_peers(case: Case) -> Iterable[Contender]:
+    """What computes full attention in JAX without this package."""
+    if type(case.op) is Full and case.op.position is None:
+        causal = case.op.causal
+        run = functools.partial(jax.nn.dot_product_attention, is_causal=causal)
+        yield _jax_peer("jax.nn", run)
+        yield _jax_peer("jax einsum", functools.partial(heads_first, causal=causal), first=True)
+        if jax.default_backend() == "gpu":
+            yield _jax_peer("jax.nn cudnn", functools.partial(run, implementation="cudnn"))
+
+
+def heads_first(query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool) -> jax.Array:
+    """Textbook attention on `[batch, num_heads, length, head_dim]`, as one would write it by hand."""
+    scores = jnp.einsum("BHQD,BHKD->BHQK", query, key) / math.sqrt(query.shape[-1])
+    if causal:
+        length = query.shape[2]
+        scores = jnp.where(jnp.tri(length, dtype=bool), scores, -jnp.inf)
+    weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(query.dtype)
+    return jnp.einsum("BHQK,BHKD->BHQD", weights, value)
+
+
+def _jax_peer(name: str, run: Callable[..., jax.Array], first: bool = False) -> Contender:
+    def prepare(case: Case) -> Ready:
+        return _compiled(run, arrays(case, first), case, None)
+
+    return Contender(name, prepare)
+
+
+def with_gradients(run: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Output and gradients of `run(*operands)`, given the cotangent last."""
+
+    def both(*operands: Any) -> Any:
+        out, pull = jax.vjp(run, *operands[:-1])
+        return out, *pull(operands[-1])
+
+    return both
+
+
+def _compiled(run: Callable[..., jax.Array], operands: tuple[Any, ...], case: Case, flops: float | None) -> Ready:
+    """A JAX function of operands and, last among them, a cotangent, which only the backward pass needs."""
+    fn = with_gradients(run) if case.backward else run
+    operands = operands if case.backward else operands[:-1]
+    flops = cost.count(fn, *operands).flops if flops is None else flops
+    compiled = jax.jit(fn).lower(*operands).compile()
+    plan = compiled.memory_analysis()
+    needs = math.nan if plan is None else float(plan.temp_size_in_bytes + plan.output_size_in_bytes)
+    on_cpu = jax.default_backend() == "cpu"
+    # XLA's plan is what it takes on an accelerator; on a CPU it leaves out what libraries take for themselves.
+    return Ready(Call(lambda: compiled(*operands), memory=None if on_cpu else lambda: needs), flops, needs)
+
+
+@functools.lru_cache(maxsize=1)
+def _normal(shape: Shape) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    sizes = [(shape.batch, shape.q_len, heads, shape.head_dim) for heads in (shape.num_heads, shape.kv_heads)]
+    return tuple(rng.standard_normal(sizes[which], np.float32) for which in (0, 1, 1, 0))
+
+
+def host_arrays(case: Case, first: bool) -> tuple[np.ndarray, ...]:
+    """Query, key, value and a cotangent, float32 and random: the same for all contenders.
+
+    `[batch, length, num_heads, head_dim]`, or with `first` `[batch, num_heads, length, head_dim]`.
+    """
+    found = _normal(case.shape)
+    return tuple(np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in found) if first else found
+
+
+@functools.lru_cache(maxsize=2)
+def _device_arrays(shape: Shape, dtype: str, first: bool) -> tuple[jax.Array, ...]:
+    return tuple(jnp.asarray(x, dtype) for x in host_arrays(Case(Full(), shape), first))
+
+
+def arrays(case: Case, first: bool = False) -> tuple[jax.Array, ...]:
+    """`host_arrays` on the device in the case's dtype."""
+    return _device_arrays(case.shape, case.dtype, first)
+
+
+def block_table(op: Attention, length: int, num_heads: int) -> tuple[np.ndarray, int] | None:
+    """Which blocks attend to which, bool `[num_heads, blocks, blocks]`, and the block's size.
+
+    None where the op's pattern is not one of whole blocks. The pattern of blocks is that of an op with blocks of one
+    token, so nothing of size length x length is made.
+    """
+    if not isinstance(op, BigBird) or op.causal or op.num_global_tokens or op.position or length % op.block_size:
+        return None
+    blocks = length // op.block_size
+    table = dataclasses.replace(op, block_size=1).pattern(blocks, blocks, num_heads)
+    assert table is not None
+    return np.broadcast_to(table, (num_heads, blocks, blocks)), op.block_size
