@@ -5,29 +5,27 @@
     python -m benchmarks.targets --extra=FILE.py              # with contenders of one's own
 
 Writes benchmarks/results/cpu_targets.json, keeping the rows that are not measured anew. FILE.py defines
-`contenders(case) -> list[experiments.contenders.Contender]`.
+`contenders(case)`, which gives a list of `experiments.contenders.Contender`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import train_steps
 from experiments import timing
-from experiments.contenders import Case, Contender, jax_peers, ours
+from experiments.contenders import Case, Extra, has_torch, load_extra, ours, peers, prepare, side_by_side
 from xformer.attention import BigBird, Full, Linformer, Shape, Shaw
 from xformer.report import words
 
 OUT = Path(__file__).parent / "results" / "cpu_targets.json"
-Extra = Callable[[Case], list[Contender]]
 Figures = dict[str, dict[str, Any]]
 ROUNDS = timing.Rounds()
 
@@ -61,23 +59,15 @@ class Calls:
     alone: bool = False
     rounds: timing.Rounds = ROUNDS
 
-    def measure(self, extra: Extra | None) -> Figures:
-        ready: dict[str, Any] = {name: ours().prepare(case) for name, case in self.cases}
+    def measure(self, extra: Extra | None, gemm_rate: float) -> Figures:
+        found = {name: prepare([ours(name)], case) for name, case in self.cases}
         case = self.cases[0][1]
-        for contender in [] if self.alone else [*peers(case), *(extra(case) if extra else [])]:
-            try:
-                ready[contender.name] = contender.prepare(case)
-            except NotImplementedError as error:
-                say(f"  {contender.name}: {error}")
-        calls = {name: one.call for name, one in ready.items()}
-        for call in calls.values():
-            call()
-        figures: Figures = {}
-        for name, seconds in timing.in_turn(calls, self.rounds).items():
-            low, middle, high = timing.quartiles(seconds)
-            figures[name] = {"seconds": middle, "quartiles": [low, high], "flops": ready[name].flops}
-            figures[name]["extra_bytes"] = timing.extra_memory(calls[name])
-        return figures
+        found["peers"] = prepare([] if self.alone else peers(case, extra), case)
+        for _, skipped in found.values():
+            for name, reason in skipped.items():
+                say(f"  {name}: {reason}")
+        ready = {name: one for some, _ in found.values() for name, one in some.items()}
+        return side_by_side(ready, self.rounds, gemm_rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +78,10 @@ class Steps:
     targets: Sequence[Target]
     steps: int = 4
 
-    def measure(self, extra: Extra | None) -> Figures:
+    def measure(self, extra: Extra | None, gemm_rate: float) -> Figures:
         figures: Figures = {}
-        for name, found in train_steps.side_by_side(self.sizes, self.steps).items():
+        sizes = {name: size for name, size in self.sizes.items() if has_torch() or not name.startswith("Hugging Face")}
+        for name, found in train_steps.side_by_side(sizes, self.steps).items():
             low, middle, high = timing.quartiles(found["seconds"])
             figures[name] = {"seconds": middle, "quartiles": [low, high], "peak_bytes": found["peak_bytes"]}
             figures[name]["losses"] = found["losses"]
@@ -183,28 +174,8 @@ ROWS: dict[str, Calls | Steps] = {
 }
 
 
-def peers(case: Case) -> list[Contender]:
-    """Every peer that is installed and computes the case's op."""
-    found = list(jax_peers(case))
-    if importlib.util.find_spec("torch") is None:
-        say("  PyTorch is not installed: its peers are left out; see `make bench-peers`")
-        return found
-    from experiments.torch_peers import torch_peers
-
-    return [*found, *torch_peers(case)]
-
-
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def load_extra(path: Path) -> Extra:
-    spec = importlib.util.spec_from_file_location("extra_contenders", path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise ValueError(f"--extra: got {path}, takes a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.contenders
 
 
 def table(name: str, row: dict[str, Any]) -> str:
@@ -241,20 +212,14 @@ def main() -> int:
     try:
         extra = load_extra(options.extra) if options.extra else None
     except ValueError as error:
-        parser.error(str(error))
+        parser.error(f"--extra: {error}")
+    if not has_torch():
+        say("PyTorch or Transformers is not installed, so their figures are left out; see `make bench-peers`")
     rows = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in names:
         say(f"measuring {name}")
-        call, flops = timing.gemm()
-        call()
-        rate = flops / min(timing.in_turn({"gemm": call}, timing.Rounds(turn_seconds=0.2))["gemm"])
-        figures = ROWS[name].measure(extra)
-        for one in figures.values():
-            if "flops" in one:
-                one |= {
-                    "flops_per_second": one["flops"] / one["seconds"],
-                    "share_of_gemm": one["flops"] / one["seconds"] / rate,
-                }
+        rate = timing.gemm_rate()
+        figures = ROWS[name].measure(extra, rate)
         targets = [target.check(figures) for target in ROWS[name].targets]
         rows[name] = {
             "figures": figures, "targets": targets, "gemm_flops_per_second": rate, "dtype": "float32",

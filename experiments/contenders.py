@@ -1,18 +1,21 @@
-"""Who is measured in benchmarks: xformer's own attention and the peers that JAX brings."""
+"""Who is measured in benchmarks: xformer's own attention and its peers; and how: side by side."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.timing import Call
+from experiments import timing
+from experiments.timing import Call, Key
 from xformer import cost
 from xformer.attention import Attention, BigBird, Full, Shape
 
@@ -38,7 +41,7 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A way to compute cases. `prepare` compiles but runs nothing; NotImplementedError where it can't do the case."""
+    """A way to compute cases. `prepare` runs nothing and raises NotImplementedError where it can't do the case."""
 
     name: str
     prepare: Callable[[Case], Ready]
@@ -54,6 +57,80 @@ def ours(name: str = "xformer", implementation: str | None = None) -> Contender:
         return _compiled(run, (params, *arrays(case)), case, None if case.backward else op.cost(case.shape).flops)
 
     return Contender(name, prepare)
+
+
+def prepare(
+    found: Iterable[Contender], case: Case, check: Callable[[str, Ready], None] = lambda name, ready: None
+) -> tuple[dict[str, Ready], dict[str, str]]:
+    """The contenders that can do the case, each called once, and by name the reason of each that can't.
+
+    `check` refuses a contender before its first call by raising NotImplementedError.
+    """
+    ready: dict[str, Ready] = {}
+    skipped: dict[str, str] = {}
+    for contender in found:
+        try:
+            one = contender.prepare(case)
+            check(contender.name, one)
+            one.call()
+            ready[contender.name] = one
+        except (ValueError, RuntimeError, MemoryError) as error:  # refusals, no compiler, out of memory
+            skipped[contender.name] = " ".join(str(error).split())[:200] or type(error).__name__
+    return ready, skipped
+
+
+def side_by_side(ready: Mapping[Key, Ready], rounds: timing.Rounds, gemm_rate: float) -> dict[Key, dict[str, Any]]:
+    """Measures contenders in turn: seconds, FLOPs and memory of each, as they stand in result files.
+
+    Each was called before: a first call may compile.
+    """
+    figures: dict[Key, dict[str, Any]] = {}
+    for name, seconds in timing.in_turn({name: one.call for name, one in ready.items()}, rounds).items():
+        low, middle, high = timing.quartiles(seconds)
+        flops = ready[name].flops
+        figures[name] = {
+            "seconds": middle,
+            "quartiles": [low, high],
+            "rounds": len(seconds),
+            "flops": flops,
+            "flops_per_second": flops / middle,
+            "share_of_gemm": flops / middle / gemm_rate,
+            "extra_bytes": timing.extra_memory(ready[name].call),
+        }
+    return figures
+
+
+Extra = Callable[[Case], Iterable[Contender]]
+
+
+def load_extra(path: Path) -> Extra:
+    """The function `contenders(case)` of a Python file, for peers that can't be installed.
+
+    Raises:
+      ValueError: no such file, or no such function in it.
+    """
+    spec = importlib.util.spec_from_file_location("extra_contenders", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"got {str(path)!r}, takes a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(found := getattr(module, "contenders", None)):
+        raise ValueError(f"got {str(path)!r}, takes a file that defines contenders(case)")
+    return found
+
+
+def peers(case: Case, extra: Extra | None = None) -> list[Contender]:
+    """All that compute the case's op without this package: in JAX, in PyTorch where it is installed, and extra ones."""
+    found = list(jax_peers(case))
+    if has_torch():
+        from experiments.torch_peers import torch_peers
+
+        found += torch_peers(case)
+    return [*found, *(extra(case) if extra else ())]
+
+
+def has_torch() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
 def jax_peers(case: Case) -> Iterable[Contender]:

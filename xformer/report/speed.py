@@ -1,0 +1,76 @@
+"""A benchmark's result file as a table and as a picture of time and memory against length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xformer.report import style, words
+from xformer.report.costs import CostRow, Panel
+from xformer.report.costs import picture as cost_picture
+
+OURS = "xformer"
+COLUMNS = ("length", "mode", "variant", "contender", "time", "/ xformer", "/ full", "memory", "FLOP/s", "of GEMM")
+_FIELDS = {"forward": "time_ms", "forward_backward": "train_time_ms"}
+_PANELS = (
+    Panel("time_ms", "time, forward", words.milliseconds, words.tick_milliseconds),
+    Panel("train_time_ms", "time, forward + backward", words.milliseconds, words.tick_milliseconds),
+    Panel("memory_bytes", "extra memory, forward + backward", words.mebibytes, words.tick_bytes, base=4),
+)
+
+
+def name(row: Mapping[str, Any]) -> str:
+    """`bigbird` for what is ours, `bigbird, torch FlexAttention` for a peer."""
+    return row["variant"] if row["contender"] == OURS else f"{row['variant']}, {row['contender']}"
+
+
+def picture(result: Mapping[str, Any], theme: style.Theme = style.LIGHT) -> bytes | None:
+    """PNG of time and extra memory against length; None where nothing was measured."""
+    measured = [row for row in result["rows"] if "seconds" in row]
+    names = list(dict.fromkeys(name(row) for row in sorted(measured, key=lambda row: row["contender"] != OURS)))
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in measured:
+        point = found.setdefault((name(row), row["length"]), {})
+        point[_FIELDS[row["mode"]]] = 1e3 * row["seconds"]
+        if row["mode"] == "forward_backward":
+            point["memory_bytes"] = row["extra_bytes"]
+    rows = [CostRow(who, length, math.nan, **point) for (who, length), point in found.items()]
+    return cost_picture(rows, names, "", theme, _PANELS)
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Every row as text; ratios are to xformer's figure of the same variant, and to xformer's full attention."""
+    seconds = {_key(row, row["variant"]): row for row in result["rows"] if row["contender"] == OURS}
+    lines = [COLUMNS]
+    skipped = []
+    for row in result["rows"]:
+        where = (f"{row['length']:,}", row["mode"].replace("_", "+"), row["variant"], row["contender"])
+        if "skipped" in row:
+            skipped.append(f"skipped: {', '.join(where)}: {row['skipped']}")
+            continue
+        ratios = [
+            words.ratio(row["seconds"], seconds.get(_key(row, variant), {}).get("seconds", math.nan))
+            for variant in (row["variant"], "full")
+        ]
+        rate = (words.si(row["flops_per_second"]), words.percent(row["share_of_gemm"], 0))
+        cells = (words.milliseconds(1e3 * row["seconds"]), *ratios, words.mebibytes(row["extra_bytes"]), *rate)
+        lines.append((*where, *cells))
+    return "\n".join([*_aligned(lines), *skipped])
+
+
+def _key(row: Mapping[str, Any], variant: str) -> tuple[str, int, str]:
+    return variant, row["length"], row["mode"]
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width: words to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    left = (1, 2, 3)
+    return [
+        "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
