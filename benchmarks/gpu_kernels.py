@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import contenders, timing
+from experiments import contenders, side_by_side, timing
 from xformer.attention import ALiBi, Attention, BigBird, Full, Shape, Window
 from xformer.attention.kernels import interpreted
 
@@ -103,9 +103,9 @@ def timed(op: Attention, length: int, heads: int, kernels: Sequence[str]) -> dic
     for backward in (False, True):
         case = contenders.Case(op, Shape(1, length, length, heads, 64), "bfloat16", backward)
         named = [contenders.ours(f"xformer {kernel}", kernel) for kernel in kernels]
-        ready, skipped = contenders.prepare([contenders.ours(), *named, *contenders.peers(case)], case)
+        ready, skipped = side_by_side.prepare([contenders.ours(), *named, *contenders.peers(case)], case)
         result["forward_backward" if backward else "forward"] = {
-            **contenders.side_by_side(ready, timing.Rounds(turn_seconds=0.1), rate),
+            **side_by_side.measure(ready, timing.Rounds(turn_seconds=0.1), rate),
             **{name: {"skipped": reason} for name, reason in skipped.items()},
         }
     return result

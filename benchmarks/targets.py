@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import train_steps
-from experiments import timing
-from experiments.contenders import Case, Extra, has_torch, load_extra, ours, peers, prepare, side_by_side
+from experiments import side_by_side, timing
+from experiments.contenders import Case, Extra, has_torch, load_extra, ours, peers
 from xformer.attention import BigBird, Full, Linformer, Shape, Shaw
 from xformer.report import words
 
@@ -60,14 +60,13 @@ class Calls:
     rounds: timing.Rounds = ROUNDS
 
     def measure(self, extra: Extra | None, gemm_rate: float) -> Figures:
-        found = {name: prepare([ours(name)], case) for name, case in self.cases}
-        case = self.cases[0][1]
-        found["peers"] = prepare([] if self.alone else peers(case, extra), case)
-        for _, skipped in found.values():
-            for name, reason in skipped.items():
-                say(f"  {name}: {reason}")
-        ready = {name: one for some, _ in found.values() for name, one in some.items()}
-        return side_by_side(ready, self.rounds, gemm_rate)
+        (first, case), *others = self.cases
+        found = [side_by_side.prepare([ours(first), *([] if self.alone else peers(case, extra))], case)]
+        found += [side_by_side.prepare([ours(name)], case) for name, case in others]
+        for name, reason in [line for _, skipped in found for line in skipped.items()]:
+            say(f"  {name}: {reason}")
+        ready = {name: one for some, _ in found for name, one in some.items()}
+        return side_by_side.measure(ready, self.rounds, gemm_rate)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from configs import common
-from experiments import cli, contenders, timing
+from experiments import cli, contenders, side_by_side, timing
 from experiments.contenders import Case, Contender, Ready
 from xformer.attention import Attention, Shape, build
 from xformer.report import speed
@@ -86,12 +86,12 @@ def measure(plan: Plan, say: Callable[[str], None], done: Callable[[dict[str, An
     for length in sorted(plan.lengths):
         for mode in MODES:
             say(f"{length:,} tokens, {mode.replace('_', ' + ')}")
-            rows += _side_by_side(plan, length, mode, rows, rate, say)
+            rows += _in_turn(plan, length, mode, rows, rate, say)
         done(result)
     return result
 
 
-def _side_by_side(
+def _in_turn(
     plan: Plan, length: int, mode: str, before: Sequence[Row], rate: float, say: Callable[[str], None]
 ) -> list[Row]:
     rows: dict[tuple[str, str], Row] = {}
@@ -101,7 +101,7 @@ def _side_by_side(
         try:
             case = Case(plan.op(variant, length), shape, plan.dtype, backward=mode == "forward_backward")
             check = functools.partial(_check, plan, [row for row in before if _is(row, variant, mode)])
-            found, skipped = contenders.prepare(plan.contenders(case), case, check)
+            found, skipped = side_by_side.prepare(plan.contenders(case), case, check)
         except (ValueError, NotImplementedError) as error:
             found, skipped = {}, {speed.OURS: str(error)}
         ready |= {(variant, name): one for name, one in found.items()}
@@ -110,7 +110,7 @@ def _side_by_side(
         for name, reason in skipped.items():
             rows[variant, name] |= {"skipped": reason}
             say(f"  {variant}, {name}: skipped, {reason}")
-    for key, figures in contenders.side_by_side(ready, plan.rounds, rate).items():
+    for key, figures in side_by_side.measure(ready, plan.rounds, rate).items():
         rows[key] |= figures
     return list(rows.values())
 
@@ -123,14 +123,14 @@ def _check(plan: Plan, shorter: Sequence[Row], name: str, ready: Ready) -> None:
     """NotImplementedError where a call would take more memory or time than the plan allows."""
     if ready.needs > plan.memory:
         raise NotImplementedError(
-            f"would take {ready.needs / 1e9:,.3g} GB, above the {plan.memory / 1e9:,.3g} GB that --memory_gb allows"
+            f"would take {ready.needs / 1e9:,.3g} GB, above the {plan.memory / 1e9:,.3g} GB of --memory_gb"
         )
     same = [row for row in shorter if row["contender"] == name]
     if same and same[-1]["flops"]:
         seconds = same[-1]["seconds"] * ready.flops / same[-1]["flops"]
         if seconds > plan.call_seconds:
             raise NotImplementedError(
-                f"would take about {seconds:,.0f} s a call, above the {plan.call_seconds:g} s that --call_seconds allows"
+                f"would take about {seconds:,.0f} s a call, above the {plan.call_seconds:g} s of --call_seconds"
             )
 
 

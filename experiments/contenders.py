@@ -1,4 +1,4 @@
-"""Who is measured in benchmarks: xformer's own attention and its peers; and how: side by side."""
+"""Who is measured in benchmarks: xformer's own attention, and its peers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import timing
-from experiments.timing import Call, Key
+from experiments.timing import Call
 from xformer import cost
 from xformer.attention import Attention, BigBird, Full, Shape
 
@@ -32,11 +31,20 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A contender ready to run: its call, the FLOPs of it, and the bytes that it will take (NaN if unknown)."""
+    """A contender ready to run.
+
+    Attributes:
+      call: what is measured.
+      flops: of one call.
+      needs: bytes that one call takes, as far as that is known before; NaN if it is not.
+      results: turns what a call gives into its output and gradients of query, key and value, each laid out like
+        query, to be compared with the others'; None for a contender that draws random blocks of its own.
+    """
 
     call: Call
     flops: float
     needs: float = math.nan
+    results: Callable[[Any], Sequence[np.ndarray]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,50 +62,10 @@ def ours(name: str = "xformer", implementation: str | None = None) -> Contender:
         op = case.op if implementation is None else dataclasses.replace(case.op, implementation=implementation)  # type: ignore[arg-type]
         params = op.init(jax.random.key(0), case.shape)
         run = lambda params, q, k, v: op(q, k, v, params=params)
-        return _compiled(run, (params, *arrays(case)), case, None if case.backward else op.cost(case.shape).flops)
+        flops = None if case.backward else op.cost(case.shape).flops
+        return compiled(run, (params, *arrays(case)), case, flops=flops)
 
     return Contender(name, prepare)
-
-
-def prepare(
-    found: Iterable[Contender], case: Case, check: Callable[[str, Ready], None] = lambda name, ready: None
-) -> tuple[dict[str, Ready], dict[str, str]]:
-    """The contenders that can do the case, each called once, and by name the reason of each that can't.
-
-    `check` refuses a contender before its first call by raising NotImplementedError.
-    """
-    ready: dict[str, Ready] = {}
-    skipped: dict[str, str] = {}
-    for contender in found:
-        try:
-            one = contender.prepare(case)
-            check(contender.name, one)
-            one.call()
-            ready[contender.name] = one
-        except (ValueError, RuntimeError, MemoryError) as error:  # refusals, no compiler, out of memory
-            skipped[contender.name] = " ".join(str(error).split())[:200] or type(error).__name__
-    return ready, skipped
-
-
-def side_by_side(ready: Mapping[Key, Ready], rounds: timing.Rounds, gemm_rate: float) -> dict[Key, dict[str, Any]]:
-    """Measures contenders in turn: seconds, FLOPs and memory of each, as they stand in result files.
-
-    Each was called before: a first call may compile.
-    """
-    figures: dict[Key, dict[str, Any]] = {}
-    for name, seconds in timing.in_turn({name: one.call for name, one in ready.items()}, rounds).items():
-        low, middle, high = timing.quartiles(seconds)
-        flops = ready[name].flops
-        figures[name] = {
-            "seconds": middle,
-            "quartiles": [low, high],
-            "rounds": len(seconds),
-            "flops": flops,
-            "flops_per_second": flops / middle,
-            "share_of_gemm": flops / middle / gemm_rate,
-            "extra_bytes": timing.extra_memory(ready[name].call),
-        }
-    return figures
 
 
 Extra = Callable[[Case], Iterable[Contender]]
@@ -156,7 +124,7 @@ def heads_first(query: jax.Array, key: jax.Array, value: jax.Array, *, causal: b
 
 def _jax_peer(name: str, run: Callable[..., jax.Array], first: bool = False) -> Contender:
     def prepare(case: Case) -> Ready:
-        return _compiled(run, arrays(case, first), case, None)
+        return compiled(run, arrays(case, first), case, first=first)
 
     return Contender(name, prepare)
 
@@ -171,17 +139,34 @@ def with_gradients(run: Callable[..., jax.Array]) -> Callable[..., Any]:
     return both
 
 
-def _compiled(run: Callable[..., jax.Array], operands: tuple[Any, ...], case: Case, flops: float | None) -> Ready:
-    """A JAX function of operands and, last among them, a cotangent, which only the backward pass needs."""
+def compiled(
+    run: Callable[..., jax.Array],
+    operands: tuple[Any, ...],
+    case: Case,
+    *,
+    flops: float | None = None,
+    first: bool = False,
+    comparable: bool = True,
+) -> Ready:
+    """A JAX function of operands; the last of them is a cotangent, which only the backward pass needs.
+
+    FLOPs that are not given are counted. `first`: heads come before the length.
+    """
     fn = with_gradients(run) if case.backward else run
     operands = operands if case.backward else operands[:-1]
     flops = cost.count(fn, *operands).flops if flops is None else flops
-    compiled = jax.jit(fn).lower(*operands).compile()
-    plan = compiled.memory_analysis()
+    program = jax.jit(fn).lower(*operands).compile()
+    plan = program.memory_analysis()
     needs = math.nan if plan is None else float(plan.temp_size_in_bytes + plan.output_size_in_bytes)
-    on_cpu = jax.default_backend() == "cpu"
     # XLA's plan is what it takes on an accelerator; on a CPU it leaves out what libraries take for themselves.
-    return Ready(Call(lambda: compiled(*operands), memory=None if on_cpu else lambda: needs), flops, needs)
+    memory = None if jax.default_backend() == "cpu" else lambda: needs
+
+    def results(given: Any) -> Sequence[np.ndarray]:
+        out, *gradients = given if case.backward else (given,)
+        found = [np.asarray(x, np.float32) for x in (out, *gradients[-3:])]
+        return [x.transpose(0, 2, 1, 3) for x in found] if first else found
+
+    return Ready(Call(lambda: program(*operands), memory=memory), flops, needs, results if comparable else None)
 
 
 @functools.lru_cache(maxsize=1)

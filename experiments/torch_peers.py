@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,10 +97,12 @@ def _hugging_face(case: Case) -> Ready:
 
     # It also fills a length x length table of weights, for whoever asks for them, and keeps it for the backward pass.
     dense = shape.batch * shape.num_heads * shape.q_len**2 * ones.element_size()
-    return _ready(run, case, _blocks(case)[2], KEPT, _linear(shape) + 2 * dense)
+    return _ready(run, case, _blocks(case)[2], KEPT, _linear(shape) + 2 * dense, comparable=False)
 
 
-def _ready(run: Callable[..., torch.Tensor], case: Case, pairs: int, products: int, needs: float) -> Ready:
+def _ready(
+    run: Callable[..., torch.Tensor], case: Case, pairs: int, products: int, needs: float, comparable: bool = True
+) -> Ready:
     *inputs, cotangent = (x.detach() for x in tensors(case.shape, case.dtype))
     query, key, value = (x.requires_grad_(case.backward) for x in inputs)
 
@@ -113,10 +115,15 @@ def _ready(run: Callable[..., torch.Tensor], case: Case, pairs: int, products: i
         return out.detach(), *torch.autograd.grad(out, (query, key, value), cotangent)
 
     launch = both if case.backward else forward
+
+    def results(given: Any) -> Sequence[np.ndarray]:
+        return [x.float().cpu().numpy().transpose(0, 2, 1, 3) for x in (given if case.backward else (given,))]
+
     wait: Callable[[Any], Any] = (lambda _: torch.cuda.synchronize()) if CUDA else (lambda out: out)
     memory = (lambda: _cuda_memory(launch)) if CUDA else None
     product = 2 * case.shape.batch * pairs * case.shape.head_dim
-    return Ready(Call(launch, wait, memory), product * (products if case.backward else FORWARD), needs)
+    flops = product * (products if case.backward else FORWARD)
+    return Ready(Call(launch, wait, memory), flops, needs, results if comparable else None)
 
 
 @functools.lru_cache(maxsize=1)

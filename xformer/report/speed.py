@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,12 +13,18 @@ from xformer.report.costs import picture as cost_picture
 
 OURS = "xformer"
 COLUMNS = ("length", "mode", "variant", "contender", "time", "/ xformer", "/ full", "memory", "FLOP/s", "of GEMM")
-_FIELDS = {"forward": "time_ms", "forward_backward": "train_time_ms"}
+_FIELDS = {"forward": ("time_ms", "forward_bytes"), "forward_backward": ("train_time_ms", "memory_bytes")}
 _PANELS = (
     Panel("time_ms", "time, forward", words.milliseconds, words.tick_milliseconds),
     Panel("train_time_ms", "time, forward + backward", words.milliseconds, words.tick_milliseconds),
+    Panel("forward_bytes", "extra memory, forward", words.mebibytes, words.tick_bytes, base=4),
     Panel("memory_bytes", "extra memory, forward + backward", words.mebibytes, words.tick_bytes, base=4),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Point(CostRow):
+    forward_bytes: float = math.nan
 
 
 def name(row: Mapping[str, Any]) -> str:
@@ -31,11 +38,10 @@ def picture(result: Mapping[str, Any], theme: style.Theme = style.LIGHT) -> byte
     names = list(dict.fromkeys(name(row) for row in sorted(measured, key=lambda row: row["contender"] != OURS)))
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for row in measured:
-        point = found.setdefault((name(row), row["length"]), {})
-        point[_FIELDS[row["mode"]]] = 1e3 * row["seconds"]
-        if row["mode"] == "forward_backward":
-            point["memory_bytes"] = row["extra_bytes"]
-    rows = [CostRow(who, length, math.nan, **point) for (who, length), point in found.items()]
+        time, memory = _FIELDS[row["mode"]]
+        point = {time: 1e3 * row["seconds"], memory: row["extra_bytes"]}
+        found.setdefault((name(row), row["length"]), {}).update(point)
+    rows = [_Point(who, length, math.nan, **point) for (who, length), point in found.items()]
     return cost_picture(rows, names, "", theme, _PANELS)
 
 
