@@ -20,6 +20,8 @@ import numpy as np
 LAYERS, WIDTH, HEADS, MLP_DIM, BLOCK, VOCAB, CLASSES = 4, 512, 8, 1024, 64, 256, 10
 LEARNING_RATE = 1e-5  # so small that the loss stays away from zero, and gradients from numbers that CPUs are slow at
 
+COMMAND = (sys.executable, "-m", "benchmarks.train_steps")
+
 
 def xformer_step(name: str, batch: int, length: int) -> Callable[[], float]:
     """A step of xformer's encoder with Optax's Adam; returns the loss."""
@@ -122,9 +124,8 @@ def side_by_side(sizes: Mapping[str, tuple[str, int, int]], steps: int) -> dict[
 
     Returns for each name `seconds` (a list), `losses` and `peak_bytes`: the process's, imports and compiler included.
     """
-    command = [sys.executable, "-m", "benchmarks.train_steps"]
     processes = {
-        name: subprocess.Popen([*command, *map(str, size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        name: subprocess.Popen([*COMMAND, *map(str, size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for name, size in sizes.items()
     }
     found: dict[str, dict[str, Any]] = {name: {"seconds": [], "losses": []} for name in sizes}

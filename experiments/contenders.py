@@ -158,7 +158,7 @@ def compiled(
     program = jax.jit(fn).lower(*operands).compile()
     plan = program.memory_analysis()
     needs = math.nan if plan is None else float(plan.temp_size_in_bytes + plan.output_size_in_bytes)
-    # XLA's plan is what it takes on an accelerator; on a CPU it leaves out what libraries take for themselves.
+    # On an accelerator XLA's plan is all that the call takes; on a CPU it leaves out what libraries take for themselves.
     memory = None if jax.default_backend() == "cpu" else lambda: needs
 
     def results(given: Any) -> Sequence[np.ndarray]:
@@ -166,7 +166,8 @@ def compiled(
         found = [np.asarray(x, np.float32) for x in (out, *gradients[-3:])]
         return [x.transpose(0, 2, 1, 3) for x in found] if first else found
 
-    return Ready(Call(lambda: program(*operands), memory=memory), flops, needs, results if comparable else None)
+    call = Call(lambda: program(*operands), memory=memory, planned=0.0 if math.isnan(needs) else needs)
+    return Ready(call, flops, needs, results if comparable else None)
 
 
 @functools.lru_cache(maxsize=1)

@@ -36,11 +36,13 @@ class Call:
     """Something to measure: `launch` starts it, `wait` returns when what `launch` gave is ready.
 
     `memory` gives the bytes that one call takes on an accelerator; on a CPU the process's own high-water mark says it.
+    `planned` are bytes that the call takes for certain, as a compiler planned them.
     """
 
     launch: Callable[[], Any]
     wait: Callable[[Any], Any] = jax.block_until_ready
     memory: Callable[[], float] | None = None
+    planned: float = 0.0
 
     def __call__(self) -> Any:
         return self.wait(self.launch())
@@ -99,16 +101,13 @@ def extra_memory(call: Call) -> float:
     """Bytes that one call takes above what the process held before it, its results included; NaN where unknown.
 
     On Linux the process's high-water mark is set back before the call and read after it. Memory that an allocator kept
-    from earlier calls hides some of a small call's, so of three tries the largest counts.
+    from earlier calls hides some of what the call takes, so the larger of two tries counts, and no less than what was
+    planned.
     """
     if call.memory is not None:
         return call.memory()
     try:
-        started = time.perf_counter()
-        found = _high_water(call)
-        if time.perf_counter() - started < 1:
-            found = max(found, _high_water(call), _high_water(call))
-        return found
+        return max(_high_water(call), _high_water(call), call.planned)
     except (OSError, AttributeError):
         return math.nan
 

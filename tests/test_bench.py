@@ -1,6 +1,8 @@
 """The benchmark: what it measures, refuses and writes; never how long anything takes."""
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import jax
@@ -42,13 +44,12 @@ def rows(result: dict, **keys: object) -> list[dict]:
     return [row for row in result["rows"] if all(row[name] == value for name, value in keys.items())]
 
 
-def test_every_contender_is_measured_at_every_length_both_ways(tmp_path, capsys):
+def test_every_contender_of_every_variant_is_measured_both_ways(tmp_path, capsys):
     (extra := tmp_path / "extra.py").write_text(FAKE)
-    result = run(tmp_path, "--attention=full,window+causal", "--lengths=32,16", "--peers=none", f"--extra={extra}")
+    result = run(tmp_path, "--attention=full,window+causal", "--lengths=32", "--peers=none", f"--extra={extra}")
     keys = [(row["length"], row["mode"], row["variant"], row["contender"]) for row in result["rows"]]
     assert keys == [
-        (length, mode, variant, who)
-        for length in (16, 32)
+        (32, mode, variant, who)
         for mode in ("forward", "forward_backward")
         for variant in ("full", "window+causal")
         for who in ("xformer", "fake")
@@ -100,7 +101,8 @@ def test_what_needs_too_much_memory_or_time_is_recorded_and_not_run(tmp_path, ca
     assert all("above the 1e-06 GB of --memory_gb" in row["skipped"] for row in result["rows"])
     assert not (tmp_path / "made" / "bench.png").exists()
     assert "skipped: 64, forward, full, jax.nn: would take" in capsys.readouterr().out
-    result = run(tmp_path, "--attention=full", "--lengths=16,32", "--call_seconds=1e-12", "--peers=none")
+    result = run(tmp_path, "--attention=full", "--lengths=32,16", "--call_seconds=1e-12", "--peers=none")
+    assert [row["length"] for row in result["rows"]] == [16, 16, 32, 32]
     assert all("seconds" in row for row in rows(result, length=16))
     assert all("s of --call_seconds" in row["skipped"] for row in rows(result, length=32))
 
@@ -216,10 +218,32 @@ def test_every_target_is_about_what_its_row_measures():
             assert target.peer is None or target.peer in own | alone, name
 
 
-def test_training_steps_are_taken_by_processes_in_turn():
-    found = train_steps.side_by_side({"a": ("xformer bigbird", 1, 64)}, steps=2)["a"]
-    assert len(found["seconds"]) == 2 and found["peak_bytes"] > 1e8
-    assert found["losses"][0] > found["losses"][1] > found["losses"][2]  # the same batch, learnt
+def test_training_steps_are_taken_by_processes_in_turn(tmp_path, monkeypatch):
+    (fake := tmp_path / "fake.py").write_text(
+        "import json, sys\n"
+        "for turn, _ in enumerate(sys.stdin):\n"
+        "    open(sys.argv[3], 'a').write(sys.argv[1])\n"
+        "    print(json.dumps({'seconds': turn, 'loss': 1.0, 'peak_bytes': int(sys.argv[2])}), flush=True)\n"
+    )
+    monkeypatch.setattr(train_steps, "COMMAND", (sys.executable, str(fake)))
+    log = tmp_path / "log"
+    found = train_steps.side_by_side({"x": ("a", 5, log), "y": ("b", 7, log)}, steps=2)
+    assert log.read_text() == "ababab"
+    assert found["x"] == {"seconds": [1, 2], "losses": [1.0, 1.0, 1.0], "peak_bytes": 5}
+    fake.write_text("import sys; sys.exit(3)")
+    with pytest.raises(RuntimeError, match="x: its process ended with exit code 3"):
+        train_steps.side_by_side({"x": ("a", 5, log)}, steps=1)
+
+
+def test_a_process_answers_every_line_with_a_training_step(monkeypatch, capsys):
+    for name, size in (("LAYERS", 1), ("WIDTH", 16), ("HEADS", 2), ("MLP_DIM", 16), ("LEARNING_RATE", 1e-2)):
+        monkeypatch.setattr(train_steps, name, size)
+    monkeypatch.setattr("sys.stdin", io.StringIO("step\nstep\nstep\n"))
+    train_steps.serve("xformer full", 2, 16)
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    first, _, last = (answer["loss"] for answer in answers)
+    assert last < first  # the same batch, learnt
+    assert all(answer["peak_bytes"] > 1e8 for answer in answers)
 
 
 def test_a_contender_that_fails_is_named_with_its_reason():
