@@ -158,7 +158,7 @@ def compiled(
     program = jax.jit(fn).lower(*operands).compile()
     plan = program.memory_analysis()
     needs = math.nan if plan is None else float(plan.temp_size_in_bytes + plan.output_size_in_bytes)
-    # On an accelerator XLA's plan is all that the call takes; on a CPU it leaves out what libraries take for themselves.
+    # On an accelerator XLA's plan is all that the call takes; on a CPU libraries take memory of their own besides.
     memory = None if jax.default_backend() == "cpu" else lambda: needs
 
     def results(given: Any) -> Sequence[np.ndarray]:

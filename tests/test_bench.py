@@ -258,3 +258,9 @@ def test_a_contender_that_fails_is_named_with_its_reason():
     ready, skipped = side_by_side.prepare(found, case)
     assert list(ready) == ["xformer"] and skipped["lazy"] == "not on Sundays"
     assert "computes something else" in skipped["other"]
+
+
+def test_a_picture_names_peers_by_variant_only_where_they_have_several():
+    row = lambda variant, who: {"variant": variant, "contender": who}
+    rows = [row("full", "xformer"), row("causal", "xformer"), row("full", "a"), row("causal", "a"), row("full", "b")]
+    assert list(speed.line_names(rows).values()) == ["full", "causal", "a, full", "a, causal", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -27,22 +28,30 @@ class _Point(CostRow):
     forward_bytes: float = math.nan
 
 
-def name(row: Mapping[str, Any]) -> str:
-    """`bigbird` for what is ours, `bigbird, torch FlexAttention` for a peer."""
-    return row["variant"] if row["contender"] == OURS else f"{row['variant']}, {row['contender']}"
-
-
 def picture(result: Mapping[str, Any], theme: style.Theme = style.LIGHT) -> bytes | None:
-    """PNG of time and extra memory against length; None where nothing was measured."""
+    """PNG of time and extra memory against length, peers dashed; None where nothing was measured."""
     measured = [row for row in result["rows"] if "seconds" in row]
-    names = list(dict.fromkeys(name(row) for row in sorted(measured, key=lambda row: row["contender"] != OURS)))
+    names = line_names(measured)
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for row in measured:
         time, memory = _FIELDS[row["mode"]]
         point = {time: 1e3 * row["seconds"], memory: row["extra_bytes"]}
-        found.setdefault((name(row), row["length"]), {}).update(point)
+        found.setdefault((names[row["variant"], row["contender"]], row["length"]), {}).update(point)
     rows = [_Point(who, length, math.nan, **point) for (who, length), point in found.items()]
-    return cost_picture(rows, names, "", theme, _PANELS)
+    ours = [name for (_, contender), name in names.items() if contender == OURS]
+    peers = [name for (_, contender), name in names.items() if contender != OURS]
+    # The dashes change when the colours are used up: nobody's names fill the first round.
+    return cost_picture(rows, [*ours, *[""] * (-len(ours) % len(theme.cycle)), *peers], "", theme, _PANELS)
+
+
+def line_names(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """What the lines are called: ours by variant, peers by their own name if they are measured for one variant only."""
+    pairs = dict.fromkeys((row["variant"], row["contender"]) for row in rows)
+    times = collections.Counter(contender for _, contender in pairs)
+    return {
+        (variant, contender): variant if contender == OURS else contender + f", {variant}" * (times[contender] > 1)
+        for variant, contender in pairs
+    }
 
 
 def table(result: Mapping[str, Any]) -> str:
