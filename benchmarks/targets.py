@@ -40,9 +40,9 @@ class Target:
     limit: float
 
     def check(self, figures: Figures) -> dict[str, Any]:
-        value = figures.get(self.ours, {}).get(self.quantity, math.nan)
+        value = figures.get(self.ours, {}).get(self.quantity) or math.nan
         if self.peer is not None:
-            value /= figures.get(self.peer, {}).get(self.quantity, math.nan)
+            value /= figures.get(self.peer, {}).get(self.quantity) or math.nan
         reached = None if math.isnan(value) else bool(value <= self.limit)
         return {**dataclasses.asdict(self), "value": None if reached is None else value, "reached": reached}
 
@@ -182,7 +182,7 @@ def table(name: str, row: dict[str, Any]) -> str:
     lines = [f"{name} (GEMM: {words.si(row['gemm_flops_per_second'], 'FLOP/s')})"]
     for who, figures in row["figures"].items():
         low, high = (words.milliseconds(1e3 * value) for value in figures["quartiles"])
-        memory = figures.get("extra_bytes", figures.get("peak_bytes", math.nan))
+        memory = figures.get("extra_bytes", figures.get("peak_bytes")) or math.nan
         kind = "extra" if "extra_bytes" in figures else "peak"
         lines.append(
             f"  {who:24}{words.milliseconds(1e3 * figures['seconds']):>10}  ({low} - {high})".ljust(64)

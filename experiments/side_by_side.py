@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def measure(ready: Mapping[Key, Ready], rounds: timing.Rounds, gemm_rate: float)
     figures: dict[Key, dict[str, Any]] = {}
     for name, seconds in timing.in_turn({name: one.call for name, one in ready.items()}, rounds).items():
         low, middle, high = timing.quartiles(seconds)
-        flops = ready[name].flops
+        flops, memory = ready[name].flops, timing.extra_memory(ready[name].call)
         figures[name] = {
             "seconds": middle,
             "quartiles": [low, high],
@@ -66,6 +67,6 @@ def measure(ready: Mapping[Key, Ready], rounds: timing.Rounds, gemm_rate: float)
             "flops": flops,
             "flops_per_second": flops / middle,
             "share_of_gemm": flops / middle / gemm_rate,
-            "extra_bytes": timing.extra_memory(ready[name].call),
+            "extra_bytes": memory if math.isfinite(memory) else None,  # JSON knows no NaN
         }
     return figures

@@ -101,13 +101,17 @@ def extra_memory(call: Call) -> float:
     """Bytes that one call takes above what the process held before it, its results included; NaN where unknown.
 
     On Linux the process's high-water mark is set back before the call and read after it. Memory that an allocator kept
-    from earlier calls hides some of what the call takes, so the larger of two tries counts, and no less than what was
-    planned.
+    from earlier calls hides some of what the call takes, so the figure is no less than what was planned; of a short
+    call it is the median of three tries.
     """
     if call.memory is not None:
         return call.memory()
     try:
-        return max(_high_water(call), _high_water(call), call.planned)
+        started = time.perf_counter()
+        tries = [_high_water(call)]
+        if time.perf_counter() - started < 1:
+            tries += [_high_water(call), _high_water(call)]
+        return max(statistics.median(tries), call.planned)
     except (OSError, AttributeError):
         return math.nan
 

@@ -35,7 +35,7 @@ def picture(result: Mapping[str, Any], theme: style.Theme = style.LIGHT) -> byte
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for row in measured:
         time, memory = _FIELDS[row["mode"]]
-        point = {time: 1e3 * row["seconds"], memory: row["extra_bytes"]}
+        point = {time: 1e3 * row["seconds"], memory: _memory(row)}
         found.setdefault((names[row["variant"], row["contender"]], row["length"]), {}).update(point)
     rows = [_Point(who, length, math.nan, **point) for (who, length), point in found.items()]
     ours = [name for (_, contender), name in names.items() if contender == OURS]
@@ -69,9 +69,13 @@ def table(result: Mapping[str, Any]) -> str:
             for variant in (row["variant"], "full")
         ]
         rate = (words.si(row["flops_per_second"]), words.percent(row["share_of_gemm"], 0))
-        cells = (words.milliseconds(1e3 * row["seconds"]), *ratios, words.mebibytes(row["extra_bytes"]), *rate)
+        cells = (words.milliseconds(1e3 * row["seconds"]), *ratios, words.mebibytes(_memory(row)), *rate)
         lines.append((*where, *cells))
     return "\n".join([*_aligned(lines), *skipped])
+
+
+def _memory(row: Mapping[str, Any]) -> float:
+    return math.nan if row["extra_bytes"] is None else row["extra_bytes"]
 
 
 def _key(row: Mapping[str, Any], variant: str) -> tuple[str, int, str]:
