@@ -6,8 +6,10 @@ DEMO_DIR ?= runs/demo
 WORKERS ?= 2
 IMDB_DIR ?= runs/compare_imdb
 LRA_DIR ?= runs/compare_lra_listops
+BENCH_ATTENTION ?= full,causal,window,bigbird,linformer,shaw,music
+BENCH_LENGTHS ?= 512,1024,2048,4096,8192,16384,65536
 
-.PHONY: demo test lint compare-imdb lra-listops clean
+.PHONY: demo test lint compare-imdb lra-listops bench-peers clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
@@ -27,6 +29,18 @@ compare-imdb: .venv/imdb.stamp
 # The ListOps column of the Long Range Arena at its published size; for an accelerator.
 lra-listops: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_lra_listops.py --workdir=$(LRA_DIR)
+
+# Speed and memory beside PyTorch, Transformers and JAX's own attention, in an environment of their own.
+bench-peers: .venv-peers/stamp
+	.venv-peers/bin/python -m benchmarks.targets
+	.venv-peers/bin/python -m experiments.bench --attention=$(BENCH_ATTENTION) --lengths=$(BENCH_LENGTHS) \
+	  --call_seconds=10 --out=benchmarks/results/cpu.json
+
+.venv-peers/stamp: benchmarks/peers.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v[:2] != (3, 11) and f"the peers are pinned for Python 3.11, got {v[0]}.{v[1]}; try make bench-peers PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt -e '.[data,report]'
+	touch $@
 
 .venv/base.stamp:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"xformer needs Python 3.11 or newer, got {v[0]}.{v[1]}; try make PYTHON=python3.12")'
@@ -51,4 +65,4 @@ lra-listops: .venv/demo.stamp
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv .venv-peers build dist *.egg-info

@@ -7,6 +7,7 @@ all of them alike. Compilation is never timed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -20,6 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments.contenders import with_gradients
+from experiments.timing import Call, Rounds, in_turn
 from xformer import cost
 from xformer.attention import Attention, Shape
 from xformer.report import CostRow
@@ -161,12 +164,7 @@ def forward(op: Attention) -> Callable[[Any, Any], Any]:
 
 def gradient(op: Attention) -> Callable[[Any, Any], Any]:
     """Output and gradients to everything, for a gradient of ones."""
-
-    def both(params: Any, qkv: Any) -> Any:
-        out, backward = jax.vjp(forward(op), params, qkv)
-        return out, backward(jnp.ones_like(out))
-
-    return both
+    return lambda params, qkv: with_gradients(forward(op))(params, qkv, jnp.ones_like(qkv[0]))
 
 
 def time_all(rows: Sequence[CostRow], plan: Plan, length: int) -> tuple[list[CostRow], dict[str, float]]:
@@ -174,7 +172,7 @@ def time_all(rows: Sequence[CostRow], plan: Plan, length: int) -> tuple[list[Cos
 
     Calls take turns; more than the fewest rounds are taken while that costs little of the plan's time.
     """
-    calls: dict[tuple[str, str], Callable[[], Any]] = {}
+    calls: dict[tuple[str, str], Call] = {}
     found: dict[str, dict[str, Any]] = {row.variant: {} for row in rows}
     expected = dict.fromkeys(found, 0.0)
     for name in found:
@@ -185,23 +183,16 @@ def time_all(rows: Sequence[CostRow], plan: Plan, length: int) -> tuple[list[Cos
             for key, fn in (("time_ms", forward(op)), ("train_time_ms", gradient(op))):
                 compiled = jax.jit(fn).lower(*args).compile()
                 jax.block_until_ready(compiled(*args))
-                calls[name, key] = lambda compiled=compiled, args=args: compiled(*args)  # type: ignore[misc]
+                calls[name, key] = Call(functools.partial(compiled, *args))
             memory = compiled.memory_analysis()
             found[name]["memory_bytes"] = math.nan if memory is None else memory.temp_size_in_bytes
         except jax.errors.JaxRuntimeError as error:  # out of memory, most likely
             found[name]["note"] = f"not measured: {str(error).splitlines()[0][:120]}"
         expected[name] = time.perf_counter() - started  # compiling takes about as long again
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
-    started = time.perf_counter()
-    for turn in range(MAX_ROUNDS):
-        if turn >= MIN_ROUNDS and time.perf_counter() - started > 0.1 * plan.seconds:
-            break
-        for which, call in calls.items():
-            began = time.perf_counter()
-            jax.block_until_ready(call())
-            times[which].append(time.perf_counter() - began)
+    rounds = Rounds(MIN_ROUNDS, MAX_ROUNDS, 0.1 * plan.seconds, turn_seconds=0.0, pause_seconds=0.0)
+    times = in_turn(calls, rounds)
     for (name, key), measured in times.items():
         seconds = statistics.median(measured)
         found[name][key] = seconds * 1e3
-        expected[name] += 4 * (MIN_ROUNDS + 1) * seconds  # at most; one call comes before the rounds
+        expected[name] += 4 * (MIN_ROUNDS + 2) * seconds  # at most; two calls come before the rounds
     return [dataclasses.replace(row, **found[row.variant]) for row in rows], expected

@@ -85,9 +85,15 @@ def crossover_text(rows: Sequence[CostRow], variant: str, reference: str, key: s
     return f"at every length, from {found:,}" if found == shared[0] else f"from {found:,}"
 
 
-def picture(rows: Sequence[CostRow], variants: Sequence[str], reference: str, theme: style.Theme) -> bytes | None:
+def picture(
+    rows: Sequence[CostRow],
+    variants: Sequence[str],
+    reference: str,
+    theme: style.Theme,
+    panels: Sequence[Panel] = PANELS,
+) -> bytes | None:
     """PNG of every panel that has a value; a ring marks the length from which a variant is cheaper than `reference`."""
-    panels = [panel for panel in PANELS if any(series(rows, variant, panel.key) for variant in variants)]
+    panels = [panel for panel in panels if any(series(rows, variant, panel.key) for variant in variants)]
     if not panels:
         return None
     palette = style.Palette(theme, variants)
