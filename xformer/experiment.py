@@ -159,7 +159,7 @@ def _construct(section: str, config: Mapping[str, Any], make: Callable[[], T]) -
     """Calls what may refuse; its refusal is a wrong config, under the first key that the message speaks of."""
     try:
         return make()
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError, OverflowError) as error:  # overflow: an integer that no array can hold
         if isinstance(error, ConfigError):
             raise
         message = " ".join(str(error).split())
