@@ -159,7 +159,9 @@ def _construct(section: str, config: Mapping[str, Any], make: Callable[[], T]) -
     """Calls what may refuse; its refusal is a wrong config, under the first key that the message speaks of."""
     try:
         return make()
-    except (ValueError, NotImplementedError, OverflowError) as error:  # overflow: an integer that no array can hold
+    except (OverflowError, MemoryError) as error:
+        raise ConfigError(f"{section}: a size is out of reach: {' '.join(str(error).split())}") from error
+    except (ValueError, NotImplementedError) as error:
         if isinstance(error, ConfigError):
             raise
         message = " ".join(str(error).split())
