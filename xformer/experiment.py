@@ -159,6 +159,8 @@ def _construct(section: str, config: Mapping[str, Any], make: Callable[[], T]) -
     """Calls what may refuse; its refusal is a wrong config, under the first key that the message speaks of."""
     try:
         return make()
+    except (OverflowError, MemoryError) as error:
+        raise ConfigError(f"{section}: a size is out of reach: {' '.join(str(error).split())}") from error
     except (ValueError, NotImplementedError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -139,7 +139,7 @@ def _fit(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
     if annotation is bool:
         return isinstance(value, bool), value
     if annotation is int:  # True is an int to Python, not to a config.
-        fits = isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < 2**62
+        fits = isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < 2**32
         return fits, int(value) if fits else value
     if annotation is float:
         fits = isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)

@@ -15,6 +15,7 @@ from xformer.nn.check import check_heads, check_rates, check_sizes
 from xformer.nn.params import has_params, own_max_len
 
 Array = jax.Array
+MAX_LAYERS = 2048  # each is built and traced by itself: a slip of the finger must not take hours
 
 
 class EncoderClassifier(nnx.Module):
@@ -73,6 +74,8 @@ class EncoderClassifier(nnx.Module):
         check_sizes(vocab_size=vocab_size, num_classes=num_classes, max_len=max_len, num_layers=num_layers)
         check_heads(width, num_heads, num_kv_heads)
         check_rates(dropout_rate=dropout_rate, attention_dropout_rate=attention_dropout_rate)
+        if num_layers > MAX_LAYERS:
+            raise ValueError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
         if pooling not in ("mean", "cls"):
             raise ValueError(f"pooling must be 'mean' or 'cls', got {pooling!r}")
         num_positions = max_len + (pooling == "cls")

@@ -44,7 +44,7 @@ def locate(
             part = {name: x[index] for name, x in parts.items()}
             if (found := _in_part(graphdef, task, state, part, keys[index])) is not None:
                 return found
-    return "not to be seen when the step runs uncompiled"
+    return "outputs, loss and gradients are finite when the step runs uncompiled: it is a norm or the update"
 
 
 def _in_part(graphdef: nnx.GraphDef, task: Task, state: TrainState, batch: Batch, key: jax.Array) -> str | None:
