@@ -35,4 +35,4 @@ class Window(PairAttention):
         width = self.left + (0 if self.causal else self.right) + 1
         if 2 * width > kv_len:
             return None
-        return min(max(1 << (width // 4).bit_length(), 64), 256)
+        return min(max(1 << (width // 4).bit_length(), 32 if width < 64 else 64), 256)

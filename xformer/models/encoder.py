@@ -11,6 +11,7 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention, Shape
 from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean, stack
+from xformer.nn.block import normalize
 from xformer.nn.check import check_heads, check_rates, check_sizes
 from xformer.nn.params import has_params, own_max_len
 
@@ -160,7 +161,7 @@ class EncoderClassifier(nnx.Module):
         else:
             x_BxTxW = stack.run_blocks(self.blocks, x_BxTxW, mask, keys=keys, remat=self.remat)
         if self.final_norm is not None:
-            x_BxTxW = self.final_norm(x_BxTxW)
+            x_BxTxW = normalize(self.final_norm, x_BxTxW)
         x_BxTxW = x_BxTxW.astype(jnp.float32)
         return self.classify(masked_mean(x_BxTxW, mask) if self.cls is None else x_BxTxW[:, 0])
 

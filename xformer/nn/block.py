@@ -91,13 +91,13 @@ class EncoderBlock(nnx.Module):
             return self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
 
         if self.norm == "pre":
-            x = x + drop(attend(_normalize(self.attention_norm, x)))
-            return x + drop(feed(_normalize(self.feed_forward_norm, x)))
-        x = _normalize(self.attention_norm, x + drop(attend(x)))
-        return _normalize(self.feed_forward_norm, x + drop(feed(x)))
+            x = x + drop(attend(normalize(self.attention_norm, x)))
+            return x + drop(feed(normalize(self.feed_forward_norm, x)))
+        x = normalize(self.attention_norm, x + drop(attend(x)))
+        return normalize(self.feed_forward_norm, x + drop(feed(x)))
 
 
 @nnx.remat
-def _normalize(norm: nnx.LayerNorm, x: Array) -> Array:
+def normalize(norm: nnx.LayerNorm, x: Array) -> Array:
     """`norm(x)`, computed again for its derivative, which would keep three arrays as large as `x`."""
     return norm(x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -54,11 +53,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None) -> Array:
         """Maps `[..., width]` to `[..., width]`; dropout draws from `rngs.dropout` unless `deterministic`."""
-        return _contract(self, self.expand(x), rngs, deterministic)
-
-
-@functools.partial(nnx.remat, static_argnums=3)
-def _contract(layer: FeedForward, hidden_BxTxM: Array, rngs: nnx.Rngs | None, deterministic: bool) -> Array:
-    """From the hidden layer before its activation, which is all that is kept: the rest is cheap to compute again."""
-    hidden_BxTxM = layer.dropout(layer.activation(hidden_BxTxM), deterministic=deterministic, rngs=rngs)
-    return layer.contract(hidden_BxTxM)
+        # Derivatives of an activation keep several arrays as large as its input; computing them again keeps none.
+        hidden_BxTxM = jax.checkpoint(self.activation)(self.expand(x))
+        hidden_BxTxM = self.dropout(hidden_BxTxM, deterministic=deterministic, rngs=rngs)
+        return self.contract(hidden_BxTxM)
