@@ -31,6 +31,7 @@ def xformer_step(name: str, batch: int, length: int) -> Callable[[], float]:
 
     from xformer.attention import ATTENTIONS
     from xformer.models import EncoderClassifier
+    from xformer.train import memory
 
     model = EncoderClassifier(
         VOCAB, CLASSES, length, attention=ATTENTIONS[name](), num_layers=LAYERS, width=WIDTH, num_heads=HEADS,
@@ -50,8 +51,9 @@ def xformer_step(name: str, batch: int, length: int) -> Callable[[], float]:
         updates, moments = optimizer.update(gradient, moments, params)
         return optax.apply_updates(params, updates), moments, value
 
-    run = jax.jit(step, donate_argnums=(0, 1))
     inputs, labels = data(batch, length)
+    run = jax.jit(step, donate_argnums=(0, 1)).lower(*state, rest, inputs, labels).compile()
+    memory.release()  # as the trainer does
 
     def take() -> float:
         *state[:], value = run(*state, rest, inputs, labels)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from xformer.attention import tiles
 from xformer.attention.call import Inputs
 from xformer.attention.layout import Group
+from xformer.attention.meshes import sum_like, varying
 from xformer.attention.relative import sum_to
 from xformer.attention.rows import Place, Rows, Tables
 
@@ -42,7 +43,7 @@ def zeros(rows: Rows) -> Totals:
     zeros: Any = lambda x: None if x is None else jnp.zeros(x.shape, rows.dtype)
     tables = Tables(*(zeros(table) for table in rows.tables))
     by_key = lambda x: jnp.zeros((*x.shape[:2], *x.shape[3:], x.shape[2]), rows.dtype)
-    return Totals(by_key(rows.key), by_key(rows.value), zeros(rows.inputs.bias), tables)
+    return varying(Totals(by_key(rows.key), by_key(rows.value), zeros(rows.inputs.bias), tables), rows.axes)
 
 
 def gradients(rows: Rows, d_query: Array, totals: Totals) -> Inputs:
@@ -55,7 +56,7 @@ def gradients(rows: Rows, d_query: Array, totals: Totals) -> Inputs:
         slopes = jax.tree.map(jnp.zeros_like, relative.slopes)
         terms = type(relative)(unpad(tables.key), unpad(tables.value), tables.bias, slopes, relative.radius)
         grads = grads._replace(relative=terms)
-    return jax.tree.map(lambda grad, x: grad.reshape(x.shape).astype(x.dtype), grads, inputs)
+    return jax.tree.map(lambda grad, x: sum_like(grad, x).reshape(x.shape).astype(x.dtype), grads, inputs)
 
 
 def backward(rows: Rows, group: Group, given: Given, totals: Totals, operands: Any) -> tuple[Totals, Array]:
@@ -70,10 +71,10 @@ def backward(rows: Rows, group: Group, given: Given, totals: Totals, operands: A
     by_row = tables.value is not None and rows.relative.by_row
     d_by_distance = rows.einsum("bkgqd,kgnd->bkgqn", full_d_out, tables.value) if by_row else None
 
-    def step(carry: Any, place: Place) -> Any:
+    def step(carry: Any, place: Place, tested: bool) -> Any:
         totals, d_query, d_table_row, by_distance = carry
         key, value = rows.keys(rows.key, place), rows.keys(rows.value, place)
-        weights = jnp.exp(rows.scores(query, table_row, key, group, place) - lse[..., None])
+        weights = jnp.exp(rows.scores(query, table_row, key, place, tested) - lse[..., None])
         kept = rows.kept(place, key.shape[1])
         dropped = weights * kept
         d_weights = rows.einsum("nmd,nsd->nms", d_out, value)
@@ -113,7 +114,7 @@ def backward(rows: Rows, group: Group, given: Given, totals: Totals, operands: A
 
     zeros = lambda x: None if x is None else jnp.zeros_like(x)
     start = (totals, jnp.zeros_like(query), zeros(table_row), zeros(d_by_distance))
-    totals, d_query, d_table_row, by_distance = rows.chunks(step, start, operands)
+    totals, d_query, d_table_row, by_distance = rows.chunks(step, varying(start, rows.axes), group, operands)
     new = totals.tables
     if table_row is not None:
         d_query = d_query + rows.flat(rows.einsum("bkgqn,kgnd->bkgqd", d_table_row, tables.key))

@@ -8,7 +8,7 @@ import numpy as np
 
 from xformer.attention import pattern
 from xformer.attention.layout import ceil_div
-from xformer.attention.pairs import PairAttention
+from xformer.attention.pairs import MAX_TILE, PairAttention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,10 @@ class BigBird(PairAttention):
         )
 
     def block(self, kv_len: int) -> int | None:
-        return self.block_size
+        block = min(self.block_size, kv_len)
+        while block > MAX_TILE[0]:
+            block = block // 2 if block % 2 == 0 else MAX_TILE[1]
+        return block
 
     def check_positions(self, first: int, q_len: int, kv_len: int) -> None:
         if first + q_len > kv_len:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from xformer.attention.layout import Group
+from xformer.attention.meshes import varying
 from xformer.attention.rows import LOWEST, Place, Rows
 
 Array = jax.Array
@@ -19,10 +20,10 @@ def forward(rows: Rows, group: Group, operands: tuple[Array, Array, Array]) -> t
     table_row = rows.table_row(query)
     by_row = value_table is not None and rows.relative.by_row
 
-    def step(carry: Any, place: Place) -> Any:
+    def step(carry: Any, place: Place, tested: bool) -> Any:
         top, norm, out, by_distance = carry
         key, value = rows.keys(rows.key, place), rows.keys(rows.value, place)
-        scores = rows.scores(query, table_row, key, group, place)
+        scores = rows.scores(query, table_row, key, place, tested)
         new_top = jnp.maximum(top, scores.max(-1))
         weights = jnp.exp(scores - new_top[..., None])
         shrink = jnp.exp(top - new_top)
@@ -42,7 +43,7 @@ def forward(rows: Rows, group: Group, operands: tuple[Array, Array, Array]) -> t
     top = jnp.full(per_query, LOWEST / 2, rows.dtype)
     by_distance = jnp.zeros((*rows.full(top).shape, rows.relative.size), rows.dtype) if by_row else None
     start = (top, jnp.zeros(per_query, rows.dtype), jnp.zeros_like(query), by_distance)
-    top, norm, out, by_distance = rows.chunks(step, start, operands)
+    top, norm, out, by_distance = rows.chunks(step, varying(start, rows.axes), group, operands)
     if by_row:
         out = out + rows.flat(rows.einsum("bkgqn,kgnd->bkgqd", by_distance, value_table))
     attended = norm > 0

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xformer.attention import meshes
 from xformer.attention.arguments import Call, normalize
 
 Array = jax.Array
@@ -169,7 +170,7 @@ class Attention:
             broadcast_dropout, deterministic, dtype, precision,
         )  # fmt: skip
         call = dataclasses.replace(call, layout=layout)
-        return call.restore(by_example(self.attend, call, params or {}))
+        return call.restore(by_example(functools.partial(meshes.automatic, self.attend), call, params or {}))
 
     def attend(self, call: Call, params: Params) -> Array:
         """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, head_dim]`."""

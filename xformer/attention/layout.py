@@ -21,7 +21,7 @@ MAX_GROUPS = 6
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["rows", "columns", "tests"],
-    meta_fields=["partial"],
+    meta_fields=["full_chunks"],
 )
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -31,13 +31,13 @@ class Group:
       rows: int32 `[num_rows]`, indices of query tiles.
       columns: int32 `[heads or 1, num_rows, num_chunks, chunk]`, indices of the key tiles that each row visits.
       tests: int32 like `columns`, index into `Layout.bank` of the pairs that exist in the tile.
-      partial: False when every tile listed is full (no test is needed).
+      full_chunks: so many chunks of every row come first and hold full tiles only, which need no test.
     """
 
     rows: np.ndarray
     columns: np.ndarray
     tests: np.ndarray
-    partial: bool
+    full_chunks: int
 
     @property
     def num_rows(self) -> int:
@@ -129,7 +129,7 @@ def make_layout(
 
     bank = Bank(pattern, q_block, kv_block)
     counts = some.sum(-1).max(0)  # [n_q]
-    order = np.argsort(~some, axis=-1, kind="stable")  # existing key tiles first, in order
+    order = np.argsort(2 - some - every, axis=-1, kind="stable")  # full key tiles first, then partial, in order
     groups = []
     for rows in _group_rows(counts):
         width = max(int(counts[rows].max()), 1)
@@ -147,9 +147,9 @@ def make_layout(
         for head, row, place in np.argwhere(listed & ~full):
             first = q_first[rows[row]], k_first[columns[head, row, place]]
             tests[head, row, place] = bank.index(head, *first)
-        partial = bool(tests.any())
         shape = (some.shape[0], len(rows), num_chunks, chunk)
-        groups.append(Group(rows.astype(np.int32), columns.reshape(shape), tests.reshape(shape), partial))
+        full_chunks = int(np.flatnonzero((tests != 0).any((0, 1)))[:1].sum() // chunk) if tests.any() else num_chunks
+        groups.append(Group(rows.astype(np.int32), columns.reshape(shape), tests.reshape(shape), full_chunks))
     return Layout(tuple(groups), bank.array(), q_block, kv_block)
 
 

@@ -134,7 +134,9 @@ class PairAttention(Attention):
         query_offset = 0 if isinstance(pattern, Full) else query_offset
         block = None if isinstance(pattern, Full) else self.block(kv_len)
         if block is None:
-            q_block, kv_block = even_block(q_len, MAX_TILE[0]), even_block(kv_len, MAX_TILE[1])
+            # Devices that share out the queries need a tile each at least.
+            most = min(MAX_TILE[0], max(ceil_div(q_len, sequence.num_shards()), 16))
+            q_block, kv_block = even_block(q_len, most), even_block(kv_len, MAX_TILE[1])
         else:
             q_block = kv_block = block
         # Tiles too small to be worth a step are attended several at a time.

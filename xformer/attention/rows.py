@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from xformer.attention import tiles
+from xformer.attention import meshes, tiles
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.layout import Group
 from xformer.attention.relative import RelativeTiles
@@ -59,6 +59,8 @@ class Rows:
         self.queries = merge_heads(inputs.query)
         blocks = lambda x: x.reshape(x.shape[0], -1, self.kv_block, *x.shape[2:])
         self.key, self.value = blocks(inputs.key), blocks(inputs.value)
+        # Mesh axes that anything here varies over, within `jax.shard_map`.
+        self.axes = meshes.axes_of(inputs, controls)
         self.tables, self.slopes = Tables(), None
         self.relative: Any = None  # a RelativeTiles where there are relative terms
         if inputs.relative is not None:
@@ -128,13 +130,18 @@ class Rows:
         """Rows in a step of the loop: two short ones, so that one's small operations fill the gaps of the other's."""
         return 2 if group.num_rows > 2 and group.columns.shape[2] == 1 else 1
 
-    def chunks(self, step: Any, carry: Any, operands: tuple[Array, Array, Array]) -> Any:
-        """Runs `step(carry, place)` over a row's chunks."""
+    def chunks(self, step: Any, carry: Any, group: Group, operands: tuple[Array, Array, Array]) -> Any:
+        """Runs `step(carry, place, tested)` over a row's chunks; those of full tiles need no test."""
         row, columns, tests = operands
-        if len(columns) == 1:
-            return step(carry, Place(row, columns[0], tests[0], jnp.zeros((), jnp.int32)))
-        each = lambda carry, x: (step(carry, Place(row, *x)), None)
-        return jax.lax.scan(each, carry, (columns, tests, jnp.arange(len(columns))))[0]
+        numbers = jnp.arange(len(columns))
+        for some, tested in ((slice(group.full_chunks), False), (slice(group.full_chunks, None), True)):
+            chunks = jax.tree.map(lambda x, some=some: x[some], (columns, tests, numbers))
+            if len(chunks[0]) == 1:
+                carry = step(carry, Place(row, *(x[0] for x in chunks)), tested)
+            elif len(chunks[0]):
+                each = lambda carry, x, tested=tested: (step(carry, Place(row, *x), tested), None)
+                carry = jax.lax.scan(each, carry, chunks)[0]
+        return carry
 
     # One tile.
 
@@ -169,10 +176,10 @@ class Rows:
         """Where the tiles' distances start in the tables; see `RelativeTiles`."""
         return self.relative.starts(self._first_query(place), place.columns)
 
-    def scores(self, query: Array, table_row: Array | None, key: Array, group: Group, place: Place) -> Array:
+    def scores(self, query: Array, table_row: Array | None, key: Array, place: Place, tested: bool) -> Array:
         """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys."""
         scores = self.einsum("nmd,nsd->nms", query, key)
-        bias, allowed = self.inputs.bias, self._allowed(group, place)
+        bias, allowed = self.inputs.bias, self._allowed(place, tested)
         if self.relative is None and bias is None and allowed is None:
             return scores
         scores = self.full(scores)
@@ -208,10 +215,10 @@ class Rows:
             return None
         return self.einsum("bkgqd,kgnd->bkgqn", self.full(query), self.tables.key)
 
-    def _allowed(self, group: Group, place: Place) -> Array | None:
+    def _allowed(self, place: Place, tested: bool) -> Array | None:
         """Which pairs of the tile attend, broadcastable to the scores; None for all."""
         controls, tests = self.controls, []
-        if group.partial:
+        if tested:
             tests.append(tiles.merge_pairs(jnp.take(jnp.asarray(controls.layout.bank), place.tests, axis=0))[None])
         k_positions = place.columns[..., None] * self.kv_block + jnp.arange(self.kv_block)
         k_positions = k_positions.reshape(*place.columns.shape[:2], 1, -1)
@@ -234,12 +241,14 @@ class Rows:
         rate = self.settings.dropout_rate
         if not rate:
             return 1.0
-        shape: tuple[int, ...] = (self.kv_heads, self.groups, self.q_block, num_keys)
+        shape = (self.kv_heads, self.groups, num_keys)
         examples = self.controls.first_example + jnp.arange(self.batch)
         if self.settings.broadcast_dropout:
-            shape, examples = (1, 1, *shape[2:]), jnp.zeros(1, jnp.int32)
-        row = self.controls.first_row + place.row
-        keep = tiles.keep_mask(self.controls.dropout_rng, examples, row, place.chunk, rate=rate, shape=shape)
+            shape, examples = (1, 1, num_keys), jnp.zeros(1, jnp.int32)
+        queries = (self.controls.first_row + place.row) * self.q_block + jnp.arange(self.q_block)
+        # Tiles attended one by one are known by their keys, whichever list they are on.
+        chunk = place.columns[0, 0, 0] if place.columns.shape == (1, 1, 1) else place.chunk
+        keep = tiles.keep_mask(self.controls.dropout_rng, examples, queries, chunk, rate=rate, shape=shape)
         scale = keep.astype(self.dtype) / (1.0 - rate)
         whole = (self.batch, self.kv_heads, self.groups, self.q_block, num_keys)
         return self.flat(jnp.broadcast_to(scale, whole))

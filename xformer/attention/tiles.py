@@ -143,11 +143,19 @@ def merge_pairs(blocks: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("rate", "shape"))
-def keep_mask(rng: Array, examples: Array, row: Array, chunk: Array, *, rate: float, shape: tuple[int, ...]) -> Array:
-    """The dropout mask of a tile for each example, bool `[examples, *shape]`.
+def keep_mask(
+    rng: Array, examples: Array, queries: Array, chunk: Array, *, rate: float, shape: tuple[int, ...]
+) -> Array:
+    """The dropout mask of a tile, bool `[examples, kv_heads, groups, queries, keys]`; `shape` is without the first and
+    the queries.
 
-    A function of the key, the example and the tile: backward draws it again, whatever share of the batch it is given.
+    A function of the key, the example, the query and the chunk of keys: backward draws it again, whatever share of the
+    batch and of the queries it is given.
     """
-    tile = jax.random.fold_in(jax.random.fold_in(rng, row), chunk)
-    draw = lambda example: jax.random.bernoulli(jax.random.fold_in(tile, example), 1.0 - rate, shape)
-    return jax.vmap(draw)(examples)
+    chunk_rng = jax.random.fold_in(rng, chunk)
+
+    def draw(example: Array, query: Array) -> Array:
+        own = jax.random.fold_in(jax.random.fold_in(chunk_rng, example), query)
+        return jax.random.bernoulli(own, 1.0 - rate, shape)
+
+    return jax.vmap(jax.vmap(draw, (None, 0), 2), (0, None))(examples, queries)

@@ -11,8 +11,8 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention, Shape
 from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean, stack
-from xformer.nn.block import normalize
 from xformer.nn.check import check_heads, check_rates, check_sizes
+from xformer.nn.norm import LayerNorm
 from xformer.nn.params import has_params, own_max_len
 
 Array = jax.Array
@@ -111,7 +111,7 @@ class EncoderClassifier(nnx.Module):
         if scan_layers:
             self.blocks = stack.stack_blocks(blocks, shared=share_attention_params)
         # Post-norm blocks end on a norm of their own.
-        self.final_norm = nnx.LayerNorm(width, **dtypes, rngs=rngs) if norm == "pre" else None
+        self.final_norm = LayerNorm(width, **dtypes, rngs=rngs) if norm == "pre" else None
         self.classify = nnx.Linear(width, num_classes, dtype=jnp.float32, param_dtype=param_dtype, rngs=rngs)
         self.attention, self.num_layers, self.max_len = attention, num_layers, max_len
         self.heads = (num_heads, width // num_heads, num_kv_heads)
@@ -161,7 +161,7 @@ class EncoderClassifier(nnx.Module):
         else:
             x_BxTxW = stack.run_blocks(self.blocks, x_BxTxW, mask, keys=keys, remat=self.remat)
         if self.final_norm is not None:
-            x_BxTxW = normalize(self.final_norm, x_BxTxW)
+            x_BxTxW = self.final_norm(x_BxTxW)
         x_BxTxW = x_BxTxW.astype(jnp.float32)
         return self.classify(masked_mean(x_BxTxW, mask) if self.cls is None else x_BxTxW[:, 0])
 

@@ -13,6 +13,7 @@ from flax.typing import Dtype
 from xformer.attention import Attention
 from xformer.nn.feed_forward import FeedForward
 from xformer.nn.multi_head import MultiHeadAttention
+from xformer.nn.norm import LayerNorm
 
 Array = jax.Array
 
@@ -62,8 +63,8 @@ class EncoderBlock(nnx.Module):
             **kwargs,
         )
         self.feed_forward = FeedForward(width, mlp_dim, dropout_rate=dropout_rate, **kwargs)
-        self.attention_norm = nnx.LayerNorm(width, **kwargs)
-        self.feed_forward_norm = nnx.LayerNorm(width, **kwargs)
+        self.attention_norm = LayerNorm(width, **kwargs)
+        self.feed_forward_norm = LayerNorm(width, **kwargs)
         self.dropout = nnx.Dropout(dropout_rate)
         self.norm = norm
 
@@ -91,13 +92,7 @@ class EncoderBlock(nnx.Module):
             return self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
 
         if self.norm == "pre":
-            x = x + drop(attend(normalize(self.attention_norm, x)))
-            return x + drop(feed(normalize(self.feed_forward_norm, x)))
-        x = normalize(self.attention_norm, x + drop(attend(x)))
-        return normalize(self.feed_forward_norm, x + drop(feed(x)))
-
-
-@nnx.remat
-def normalize(norm: nnx.LayerNorm, x: Array) -> Array:
-    """`norm(x)`, computed again for its derivative, which would keep three arrays as large as `x`."""
-    return norm(x)
+            x = x + drop(attend(self.attention_norm(x)))
+            return x + drop(feed(self.feed_forward_norm(x)))
+        x = self.attention_norm(x + drop(attend(x)))
+        return self.feed_forward_norm(x + drop(feed(x)))

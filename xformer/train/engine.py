@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from xformer.train import health, parallel
+from xformer.train import health, memory, parallel
 from xformer.train import step as steps
 from xformer.train.settings import TrainConfig
 from xformer.train.step import Task, TrainState
@@ -69,6 +69,7 @@ class Compiled:
             self.seconds += time.perf_counter() - start
             self.peak_bytes = self.peak_bytes or planned_bytes(compiled)
             self._by_shape[shape] = compiled
+            memory.release()
         return self._by_shape[shape](state, batch, *rest)
 
 
