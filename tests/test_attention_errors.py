@@ -262,3 +262,28 @@ def test_scale_is_a_number_not_a_vector():
     x = jnp.ones((1, 4, 2, 8))
     with pytest.raises(ValueError, match="scale must be a number"):
         Full()(x, x, x, scale=jnp.arange(8.0))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, "float17", bool])
+def test_a_dtype_that_is_not_floating_point_is_refused(dtype):
+    x = jnp.ones((1, 4, 2, 4))
+    with pytest.raises(ValueError, match="dtype must be a floating point type, got"):
+        Full()(x, x, x, dtype=dtype)
+
+
+def test_tables_that_no_memory_holds_are_refused():
+    with pytest.raises(ValueError, match=r"Shaw.max_distance must be at most 16,777,216, got 1,000,000,000,000"):
+        Shaw(10**12)
+    with pytest.raises(ValueError, match="T5Bias.max_distance must be at most"):
+        T5Bias(32, 10**15)
+
+
+def test_a_block_beyond_the_length_is_the_length():
+    """What a block may hold does not size the tiles: those are no longer than the sequence."""
+    x = jax.random.normal(jax.random.key(0), (2, 16, 4, 8))
+    huge, full = BigBird(100_000), Full()
+    assert huge.layout(2, 16, 16, 4).bank.shape[1:] == (16, 16)
+    np.testing.assert_allclose(huge(x, x, x), full(x, x, x), rtol=1e-5, atol=1e-6)
+    for block in (1000, 1024, 5000):
+        layout = BigBird(block).layout(1, 4096, 4096, 4)
+        assert max(layout.q_block, layout.kv_block) <= 512

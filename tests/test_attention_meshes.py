@@ -1,7 +1,6 @@
 """Attention in a caller's own `jax.shard_map`, and with arrays that lie on a mesh of explicit axes."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding

@@ -160,7 +160,8 @@ def _construct(section: str, config: Mapping[str, Any], make: Callable[[], T]) -
     try:
         return make()
     except (OverflowError, MemoryError) as error:
-        raise ConfigError(f"{section}: a size is out of reach: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split()) or "the machine has not that much memory"
+        raise ConfigError(f"{section}: a size is out of reach: {reason}") from error
     except (ValueError, NotImplementedError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -92,6 +92,8 @@ def normalize(
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     _check_shapes(query, key, value)
     if dtype is not None:
+        if not _is_floating(dtype):
+            raise ValueError(f"dtype must be a floating point type, got {dtype!r}")
         query, key, value = (x.astype(dtype) for x in (query, key, value))
     if not jnp.issubdtype(query.dtype, jnp.floating):
         raise ValueError(f"query must be floating point, got {query.dtype}; give dtype= to cast")
@@ -198,3 +200,10 @@ def _offset(offset: Any, batch_shape: tuple[int, ...]) -> int | Array | None:
             f"query_offset must be an int array [] or {list(batch_shape)}, got {offset.dtype} {offset.shape}"
         )
     return jnp.asarray(offset).reshape(() if offset.ndim == 0 else (-1,))
+
+
+def _is_floating(dtype: Any) -> bool:
+    try:
+        return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.floating))
+    except TypeError:
+        return False

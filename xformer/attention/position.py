@@ -36,10 +36,15 @@ class Position:
         return None
 
 
+FARTHEST = 2**24  # tokens: tables of distances are held in memory
+
+
 def _check_at_least(term: Position, name: str, least: int) -> None:
     value = getattr(term, name)
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{type(term).__name__}.{name} must be an integer of at least {least}, got {value!r}")
+    if value > FARTHEST:
+        raise ValueError(f"{type(term).__name__}.{name} must be at most {FARTHEST:,}, got {value:,}")
 
 
 @dataclasses.dataclass(frozen=True)
