@@ -272,9 +272,9 @@ def test_a_dtype_that_is_not_floating_point_is_refused(dtype):
 
 
 def test_tables_that_no_memory_holds_are_refused():
-    with pytest.raises(ValueError, match=r"Shaw.max_distance must be at most 16,777,216, got 1,000,000,000,000"):
+    with pytest.raises(ValueError, match=r"Shaw\.max_distance must be at most 16,777,216, got 1,000,000,000,000"):
         Shaw(10**12)
-    with pytest.raises(ValueError, match="T5Bias.max_distance must be at most"):
+    with pytest.raises(ValueError, match=r"T5Bias\.max_distance must be at most"):
         T5Bias(32, 10**15)
 
 
