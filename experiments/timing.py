@@ -6,7 +6,6 @@ them alike. Compilation and first calls are never timed.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import importlib.metadata
@@ -22,6 +21,8 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+from xformer.train import memory
 
 Key = TypeVar("Key", bound=Hashable)
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -119,7 +120,7 @@ def extra_memory(call: Call) -> float:
 def _high_water(call: Call) -> float:
     gc.collect()
     time.sleep(0.1)  # JAX frees in the background
-    ctypes.CDLL(None).malloc_trim(0)
+    memory.release()
     CLEAR.write_text("5")
     before = _status("VmRSS")
     call()

@@ -169,3 +169,26 @@ def test_etc_tokens_are_global(causal):
 def test_causal_pattern_holds_no_future(op):
     pattern = dataclasses.replace(op, causal=True).pattern(61, 61, 2)
     assert not np.triu(pattern, 1).any() and pattern[:, np.arange(61), np.arange(61)].all()
+
+
+def test_full_tiles_come_first_and_are_not_tested():
+    """A causal row of tiles visits the full ones in chunks without a test, then those on the diagonal with one."""
+    layout = Full(causal=True).layout(4096, 4096, 8)
+    assert any(group.full_chunks for group in layout.groups)
+    for group in layout.groups:
+        assert not group.tests[:, :, : group.full_chunks].any()
+        if group.num_rows == 1:  # rows of unlike numbers of full tiles share the least
+            assert group.tests[:, :, group.full_chunks :].any((0, 1, 3)).all()
+    pairs = dense(Full(causal=True), layout, 4096)
+    np.testing.assert_array_equal(pairs, np.tri(4096, dtype=bool))
+
+
+def dense(op, layout, length):
+    """The pairs that a layout of shared tiles stands for, bool `[length, length]`."""
+    pairs = np.zeros((length, length), bool)
+    for group in layout.groups:
+        for row, columns, tests in zip(group.rows, group.columns[0], group.tests[0], strict=True):
+            for column, test in zip(columns.ravel(), tests.ravel(), strict=True):
+                q, k = row * layout.q_block, column * layout.kv_block
+                pairs[q : q + layout.q_block, k : k + layout.kv_block] |= layout.bank[test]
+    return pairs

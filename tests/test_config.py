@@ -188,6 +188,7 @@ def test_overrides_apply_in_order_and_before_the_types_are_known():
         ("full", ["model.num_layers=0"], "model.num_layers: "),
         ("full", ["model.num_layers=4000000000"], "model.num_layers: "),
         ("shaw", ["attention.position.max_distance=4000000000"], "max_distance: Shaw.max_distance must be"),
+        ("full", ["train.batch_size=99999999999"], "train.batch_size: got 99999999999, takes an integer below 2**32"),
         ("full", ["model.dropout_rate=1"], "model.dropout_rate: "),
         ("full", ["model.num_kv_heads=3"], "model.num_kv_heads: "),
         ("full", ["model.share_attention_params=true"], "share_attention_params must be False where attention has no"),

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 REQUIRED = inspect.Parameter.empty
 _JSON_WORDS = {"true": True, "false": False, "null": None}
+INT_BITS = 32  # what an integer of a config must fit into
 
 
 class ConfigError(ValueError):
@@ -116,7 +117,13 @@ def check(path: str, value: Any, annotation: Any) -> Any:
             return converted
     literal = _choices(annotation)
     hint = nearest(candidates[-1], literal) if literal else ""
+    if int in (annotation, *get_args(annotation)) and any(_is_integer(candidate) for candidate in candidates):
+        hint = f" below 2**{INT_BITS}"
     raise ConfigError(f"{path}: got {show(value)}, takes {describe(annotation)}{hint}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _choices(annotation: Any) -> tuple:
@@ -139,7 +146,7 @@ def _fit(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
     if annotation is bool:
         return isinstance(value, bool), value
     if annotation is int:  # True is an int to Python, not to a config.
-        fits = isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < 2**32
+        fits = _is_integer(value) and abs(int(value)) < 2**INT_BITS
         return fits, int(value) if fits else value
     if annotation is float:
         fits = isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)

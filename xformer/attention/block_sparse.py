@@ -21,7 +21,7 @@ from xformer.attention.layout import Layout, round_up
 from xformer.attention.rows import Rows, merge_heads
 
 Array = jax.Array
-STEP_SCORES = 2**20  # scores in one step of a loop on a CPU: 4 MiB in float32, which stay in the caches
+STEP_SCORES = 2**20  # scores in one step of a loop: 4 MiB in float32, which stay in a CPU's caches
 
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention import kernels, reference, sequence
+from xformer.attention import block_sparse, kernels, reference, sequence
 from xformer.attention.arguments import Call
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.interface import Attention, Cost, Params, Shape
@@ -20,7 +20,6 @@ from xformer.attention.position import Position
 from xformer.attention.relative import Relative, RelativeTiles
 
 Array = jax.Array
-TILE_SCORES = 2**20  # scores computed in one go: 4 MiB in float32, which stay in the caches
 MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
 
 
@@ -72,7 +71,7 @@ class PairAttention(Attention):
         if chosen == "reference":
             return _merge(reference.attend(*split)[0])
         if layout is None:
-            tiles = self.layout(call.batch, *call.lengths, call.query.shape[2], query_offset=offset)
+            tiles = self.layout(*call.lengths, call.query.shape[2], query_offset=offset)
             (layout,) = sequence.share([tiles], *call.lengths)
         if offset is None:
             settings = dataclasses.replace(settings, pattern=pattern)
@@ -89,7 +88,7 @@ class PairAttention(Attention):
                 "layers can't share a trace; None and 'xla' can"
             )
         # Layers are so many more heads: one list of tiles, so that all have the same shapes.
-        tiles = self._tiles(Heads(tuple(patterns)), shape.batch, shape.q_len, shape.kv_len, shape.num_heads)
+        tiles = self._tiles(Heads(tuple(patterns)), shape.q_len, shape.kv_len, shape.num_heads)
         layers = sequence.share(tiles.by_layer(num_layers), shape.q_len, shape.kv_len)
         return jax.tree.map(lambda *arrays: np.stack(arrays), *layers)
 
@@ -108,7 +107,7 @@ class PairAttention(Attention):
         if implementation == "reference":
             q_block, kv_block, num_rows, num_tiles = q_len, kv_len, 1, 1
         else:
-            layout = self.layout(shape.batch, q_len, kv_len, shape.num_heads)
+            layout = self.layout(q_len, kv_len, shape.num_heads)
             q_block, kv_block, num_tiles = layout.q_block, layout.kv_block, layout.num_tiles
             num_rows = ceil_div(q_len, q_block)
         flops = 4 * num_tiles * q_block * kv_block * head_dim
@@ -123,14 +122,12 @@ class PairAttention(Attention):
                 flops += per_row * (num_rows if tile.by_row else 1)
         return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
 
-    def layout(self, batch: int, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> Layout:
+    def layout(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> Layout:
         """The tiles that the engine visits; all of them where the offset is known only at run time (None)."""
         pattern = Full() if query_offset is None else self._pattern(kv_len, num_heads)
-        return self._tiles(pattern, batch, q_len, kv_len, num_heads, query_offset or 0)
+        return self._tiles(pattern, q_len, kv_len, num_heads, query_offset or 0)
 
-    def _tiles(
-        self, pattern: Pattern, batch: int, q_len: int, kv_len: int, num_heads: int, query_offset: int = 0
-    ) -> Layout:
+    def _tiles(self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int = 0) -> Layout:
         query_offset = 0 if isinstance(pattern, Full) else query_offset
         block = None if isinstance(pattern, Full) else self.block(kv_len)
         if block is None:
@@ -140,7 +137,9 @@ class PairAttention(Attention):
         else:
             q_block = kv_block = block
         # Tiles too small to be worth a step are attended several at a time.
-        chunk_tokens = kv_block if 2 * kv_block > MAX_TILE[1] else max(TILE_SCORES // (num_heads * q_block), 512)
+        chunk_tokens = (
+            kv_block if 2 * kv_block > MAX_TILE[1] else max(block_sparse.STEP_SCORES // (num_heads * q_block), 512)
+        )
         return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 2048), query_offset)
 
     # What the implementations are given.
@@ -228,7 +227,3 @@ def even_block(length: int, most: int) -> int:
     if length <= most:
         return length
     return round_up(ceil_div(length, ceil_div(length, most)), 8)
-
-
-def _power_of_two(size: int, least: int, most: int) -> int:
-    return min(max(1 << (max(size, 1).bit_length() - 1), least), most)

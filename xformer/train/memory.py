@@ -7,7 +7,7 @@ import sys
 
 
 def release() -> None:
-    """Gives memory that the C allocator holds back for later, after compiling some 150 MB, to the system (Linux)."""
+    """Gives the system memory that the C allocator keeps free, much of it the compiler's (Linux with glibc)."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
         if trim is not None:
