@@ -137,10 +137,9 @@ class PairAttention(Attention):
         else:
             q_block = kv_block = block
         # Tiles too small to be worth a step are attended several at a time.
-        chunk_tokens = (
-            kv_block if 2 * kv_block > MAX_TILE[1] else max(block_sparse.STEP_SCORES // (num_heads * q_block), 512)
-        )
-        return make_layout(pattern, q_len, kv_len, q_block, kv_block, min(chunk_tokens, 2048), query_offset)
+        several = min(max(block_sparse.STEP_SCORES // (num_heads * q_block), 512), 2048)
+        chunk_tokens = kv_block if 2 * kv_block > MAX_TILE[1] else several
+        return make_layout(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset)
 
     # What the implementations are given.
 
