@@ -11,8 +11,8 @@ from xformer.attention import tiles
 from xformer.attention.call import Inputs
 from xformer.attention.layout import Group
 from xformer.attention.meshes import sum_like, varying
-from xformer.attention.relative import sum_to
 from xformer.attention.rows import Place, Rows, Tables
+from xformer.attention.terms import Term
 
 Array = jax.Array
 
@@ -63,64 +63,52 @@ def backward(rows: Rows, group: Group, given: Given, totals: Totals, operands: A
     """Adds a query tile's part to the totals and returns its own gradient."""
     query = rows.query(operands[0])
     d_out, lse, delta = (rows.row_of(x, operands[0]) for x in given)
-    table_row, tables = rows.table_row(query), rows.tables
+    tables = rows.tables
+    key_term = None if tables.key is None else Term(rows, tables.key, query)
+    value_term = None if tables.value is None else Term(rows, tables.value, d_out)
+    products, d_products = (term.products() if term else [] for term in (key_term, value_term))
     # Products by key are computed, and kept, with the keys last: so it is the small operand that is transposed. Without
     # the barrier compilers make one product of both.
     query_t, d_out_t = jax.lax.optimization_barrier(tuple(jnp.swapaxes(x, 1, 2) for x in (query, d_out)))
-    full_query, full_d_out = rows.full(query), rows.full(d_out)
-    by_row = tables.value is not None and rows.relative.by_row
-    d_by_distance = rows.einsum("bkgqd,kgnd->bkgqn", full_d_out, tables.value) if by_row else None
 
-    def step(carry: Any, place: Place, tested: bool) -> Any:
-        totals, d_query, d_table_row, by_distance = carry
+    def step(carry: Any, place: Place) -> Any:
+        totals, d_query, key_sums, value_sums = carry
         key, value = rows.keys(rows.key, place), rows.keys(rows.value, place)
-        weights = jnp.exp(rows.scores(query, table_row, key, place, tested) - lse[..., None])
+        scores = rows.scores(query, key, place, key_term.pairs(products, place) if key_term else None)
+        weights = jnp.exp(scores - lse[..., None])
         kept = rows.kept(place, key.shape[1])
         dropped = weights * kept
         d_weights = rows.einsum("nmd,nsd->nms", d_out, value)
         d_value = rows.einsum("ndm,nms->nds", d_out_t, dropped)
         new = totals.tables
-        if by_row:
-            by_distance = by_distance + rows.relative.collapse(rows.full(dropped), rows.starts(place))
-            d_weights = d_weights + rows.flat(rows.relative.expand(d_by_distance, rows.starts(place)))
-        elif tables.value is not None:
-            near, spread = (
-                rows.relative.near(tables.value, rows.starts(place)),
-                rows.relative.spread(rows.full(dropped)),
-            )
-            by_tile = rows.relative.gather(rows.einsum("bkgqd,kgcwd->bkgcqw", full_d_out, near))
-            d_weights = d_weights + rows.flat(by_tile)
-            d_near = rows.einsum("bkgcqw,bkgqd->kgcwd", spread, full_d_out)
-            new = new._replace(value=rows.relative.add_near(new.value, rows.starts(place), d_near))
+        if value_term:
+            d_weights = d_weights + rows.flat(value_term.pairs(d_products, place))
+            value_sums = value_term.add(value_sums, dropped, place)
+            new = new._replace(value=value_term.tile_gradient(new.value, dropped, place))
         d_scores = weights * (d_weights * kept - delta[..., None])
         d_query = d_query + rows.einsum("nms,nsd->nmd", d_scores, key)
         d_key = rows.einsum("ndm,nms->nds", query_t, d_scores)
-        if table_row is not None:
-            d_table_row = d_table_row + rows.relative.collapse(rows.full(d_scores), rows.starts(place))
-        elif tables.key is not None:
-            near, spread = rows.relative.near(tables.key, rows.starts(place)), rows.relative.spread(rows.full(d_scores))
-            d_query = d_query + rows.flat(rows.einsum("bkgcqw,kgcwd->bkgqd", spread, near))
-            d_near = rows.einsum("bkgcqw,bkgqd->kgcwd", spread, full_query)
-            new = new._replace(key=rows.relative.add_near(new.key, rows.starts(place), d_near))
+        if key_term:
+            d_query = d_query + key_term.apply_tile(d_scores, place)
+            key_sums = key_term.add(key_sums, d_scores, place)
+            new = new._replace(key=key_term.tile_gradient(new.key, d_scores, place))
         if tables.bias is not None:
-            part = rows.relative.bias_total(rows.full(d_scores), rows.starts(place), tables.bias.shape)
-            new = new._replace(bias=new.bias + part)
+            pairs, starts = rows.full(d_scores), rows.starts(place)
+            new = new._replace(bias=rows.relative.add_bias(new.bias, pairs, starts, place.far))
         d_bias = totals.bias
         if d_bias is not None:
             pairs = rows.full(d_scores)
             d_bias = tiles.add_pairs(d_bias, place.row, place.columns, pairs, rows.q_block, rows.kv_block)
         d_keys = rows.add_keys(totals.key, place, d_key), rows.add_keys(totals.value, place, d_value)
-        return Totals(*d_keys, d_bias, new), d_query, d_table_row, by_distance
+        return Totals(*d_keys, d_bias, new), d_query, key_sums, value_sums
 
-    zeros = lambda x: None if x is None else jnp.zeros_like(x)
-    start = (totals, jnp.zeros_like(query), zeros(table_row), zeros(d_by_distance))
-    totals, d_query, d_table_row, by_distance = rows.chunks(step, varying(start, rows.axes), group, operands)
+    key_sums, value_sums = (term.zeros() if term else None for term in (key_term, value_term))
+    start = (totals, jnp.zeros_like(query), key_sums, value_sums)
+    totals, d_query, key_sums, value_sums = rows.chunks(step, varying(start, rows.axes), group, operands)
     new = totals.tables
-    if table_row is not None:
-        d_query = d_query + rows.flat(rows.einsum("bkgqn,kgnd->bkgqd", d_table_row, tables.key))
-        part = rows.einsum("bkgqn,bkgqd->kgnd", d_table_row, full_query)
-        new = new._replace(key=new.key + sum_to(part, tables.key.shape))
-    if by_row:
-        part = rows.einsum("bkgqn,bkgqd->kgnd", by_distance, full_d_out)
-        new = new._replace(value=new.value + sum_to(part, tables.value.shape))
+    if key_term:
+        d_query = d_query + key_term.apply(key_sums)
+        new = new._replace(key=key_term.table_gradient(new.key, key_sums))
+    if value_term:
+        new = new._replace(value=value_term.table_gradient(new.value, value_sums))
     return totals._replace(tables=new), rows.by_token(d_query * rows.settings.scale)

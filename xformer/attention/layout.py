@@ -21,7 +21,7 @@ MAX_GROUPS = 6
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["rows", "columns", "tests"],
-    meta_fields=["full_chunks"],
+    meta_fields=["far_chunks", "full_chunks"],
 )
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -31,12 +31,14 @@ class Group:
       rows: int32 `[num_rows]`, indices of query tiles.
       columns: int32 `[heads or 1, num_rows, num_chunks, chunk]`, indices of the key tiles that each row visits.
       tests: int32 like `columns`, index into `Layout.bank` of the pairs that exist in the tile.
-      full_chunks: so many chunks of every row come first and hold full tiles only, which need no test.
+      far_chunks: so many chunks of every row come first and hold full tiles only, whose pairs are all beyond the reach.
+      full_chunks: so many come first and hold full tiles only, which need no test; far ones are among them.
     """
 
     rows: np.ndarray
     columns: np.ndarray
     tests: np.ndarray
+    far_chunks: int
     full_chunks: int
 
     @property
@@ -49,6 +51,11 @@ class Group:
         """Tiles computed for each head, padding of the rows included."""
         _, num_rows, num_chunks, chunk = self.columns.shape
         return num_rows * num_chunks * chunk
+
+    @property
+    def num_near_tiles(self) -> int:
+        """Those that are not in far chunks."""
+        return self.num_tiles - self.num_rows * self.far_chunks * self.columns.shape[3]
 
 
 @functools.partial(
@@ -77,9 +84,9 @@ class Layout:
         return sum(group.num_tiles for group in self.groups)
 
     @property
-    def tiles_per_row(self) -> float:
-        """Key tiles that a query tile visits, on average."""
-        return self.num_tiles / sum(group.num_rows for group in self.groups)
+    def near_per_row(self) -> float:
+        """Key tiles in other than far chunks that a query tile visits, on average."""
+        return sum(group.num_near_tiles for group in self.groups) / sum(group.num_rows for group in self.groups)
 
     def by_layer(self, num_layers: int) -> list[Layout]:
         """The layouts of layers whose heads follow each other here. All have the same shapes, rows and bank."""
@@ -109,7 +116,14 @@ def round_up(a: int, b: int) -> int:
 
 @functools.lru_cache(maxsize=128)
 def make_layout(
-    pattern: Pattern, q_len: int, kv_len: int, q_block: int, kv_block: int, chunk_tokens: int, query_offset: int = 0
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int,
+    q_block: int,
+    kv_block: int,
+    chunk_tokens: int,
+    query_offset: int = 0,
+    reach: int | None = None,
 ) -> Layout:
     """Lists the tiles of `pattern` for queries at `query_offset + [0, q_len)` and keys at `[0, kv_len)`.
 
@@ -119,6 +133,7 @@ def make_layout(
       q_block, kv_block: tile sizes in tokens.
       chunk_tokens: at most so many keys (but at least one tile) are attended in one go.
       query_offset: position of the first query.
+      reach: distances this far apart and more are alike; None where they aren't.
     """
     n_q, n_k = ceil_div(q_len, q_block), ceil_div(kv_len, kv_block)
     q_first, k_first = np.arange(n_q) * q_block + query_offset, np.arange(n_k) * kv_block
@@ -129,7 +144,12 @@ def make_layout(
 
     bank = Bank(pattern, q_block, kv_block)
     counts = some.sum(-1).max(0)  # [n_q]
-    order = np.argsort(2 - some - every, axis=-1, kind="stable")  # full key tiles first, then partial, in order
+    far = np.zeros_like(every)
+    if reach is not None:
+        ahead, behind = k_first - (q_first + q_block - 1)[:, None], q_first[:, None] - (k_first + kv_block - 1)
+        far = every & (np.maximum(ahead, behind) >= reach)
+    rank = 3 - some - every - far  # full and far key tiles first, then full, then partial, each in order
+    order = np.argsort(rank, axis=-1, kind="stable")
     groups = []
     for rows in _group_rows(counts):
         width = max(int(counts[rows].max()), 1)
@@ -148,8 +168,12 @@ def make_layout(
             first = q_first[rows[row]], k_first[columns[head, row, place]]
             tests[head, row, place] = bank.index(head, *first)
         shape = (some.shape[0], len(rows), num_chunks, chunk)
-        full_chunks = int(np.flatnonzero((tests != 0).any((0, 1)))[:1].sum() // chunk) if tests.any() else num_chunks
-        groups.append(Group(rows.astype(np.int32), columns.reshape(shape), tests.reshape(shape), full_chunks))
+        alike = np.take_along_axis(far[:, rows], columns, -1) & (tests == 0)
+        far_chunks, full_chunks = (
+            int(np.logical_and.accumulate(kind.reshape(shape).all((0, 1, 3))).sum()) for kind in (alike, tests == 0)
+        )
+        shaped = columns.reshape(shape), tests.reshape(shape)
+        groups.append(Group(rows.astype(np.int32), *shaped, far_chunks, full_chunks))
     return Layout(tuple(groups), bank.array(), q_block, kv_block)
 
 

@@ -105,30 +105,30 @@ class PairAttention(Attention):
             flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, head_dim)
             return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
         if implementation == "reference":
-            q_block, kv_block, num_rows, num_tiles = q_len, kv_len, 1, 1
+            q_block, kv_block, num_rows, num_tiles, near_per_row = q_len, kv_len, 1, 1, math.inf
         else:
             layout = self.layout(q_len, kv_len, shape.num_heads)
             q_block, kv_block, num_tiles = layout.q_block, layout.kv_block, layout.num_tiles
-            num_rows = ceil_div(q_len, q_block)
+            num_rows, near_per_row = ceil_div(q_len, q_block), layout.near_per_row
         flops = 4 * num_tiles * q_block * kv_block * head_dim
         if self.position is not None:
-            # One row's distances come by row or by tile; num_tiles counts every row's.
             relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
             tables = sum(table is not None for table in (relative.key_table, relative.value_table)) if relative else 0
             if relative is not None and tables:
-                whole = implementation == "reference"
-                tile = RelativeTiles(q_block, kv_block, relative.radius, math.inf if whole else num_tiles / num_rows)
-                per_row = tile.flops_per_row(tables, head_dim, 1 if tile.by_row else num_tiles)
-                flops += per_row * (num_rows if tile.by_row else 1)
+                tile = RelativeTiles(q_block, kv_block, relative.radius, near_per_row)
+                num_near = 0 if tile.by_row else round(near_per_row * num_rows)
+                flops += tables * tile.flops(num_rows, num_near, head_dim)
         return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
 
     def layout(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> Layout:
         """The tiles that the engine visits; all of them where the offset is known only at run time (None)."""
         pattern = Full() if query_offset is None else self._pattern(kv_len, num_heads)
-        return self._tiles(pattern, q_len, kv_len, num_heads, query_offset or 0)
+        return self._tiles(pattern, q_len, kv_len, num_heads, query_offset)
 
-    def _tiles(self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int = 0) -> Layout:
-        query_offset = 0 if isinstance(pattern, Full) else query_offset
+    def _tiles(self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int | None = 0) -> Layout:
+        reach = None if self.position is None or query_offset is None else self.position.reach
+        if query_offset is None or (isinstance(pattern, Full) and reach is None):
+            query_offset = 0  # of no consequence
         block = None if isinstance(pattern, Full) else self.block(kv_len)
         if block is None:
             # Devices that share out the queries need a tile each at least.
@@ -139,7 +139,7 @@ class PairAttention(Attention):
         # Tiles too small to be worth a step are attended several at a time.
         several = min(max(block_sparse.STEP_SCORES // (num_heads * q_block), 512), 2048)
         chunk_tokens = kv_block if 2 * kv_block > MAX_TILE[1] else several
-        return make_layout(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset)
+        return make_layout(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, reach)
 
     # What the implementations are given.
 

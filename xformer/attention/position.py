@@ -23,6 +23,11 @@ Array = jax.Array
 class Position:
     """Base of all position terms. Subclasses are frozen dataclasses."""
 
+    @property
+    def reach(self) -> int | None:
+        """All distances this far back are alike to the term, and so are all this far ahead; None where they aren't."""
+        return None
+
     def init(self, rng: Array, shape: Shape) -> Params:
         """The term's parameters: a dict of float32 arrays, empty where it has none."""
         return {}
@@ -65,6 +70,10 @@ class Shaw(Position):
         _check_at_least(self, "max_distance", 1)
         if not isinstance(self.values, bool | np.bool_):
             raise ValueError(f"Shaw.values must be True or False, got {self.values!r}")
+
+    @property
+    def reach(self) -> int:
+        return self.max_distance
 
     def init(self, rng: Array, shape: Shape) -> Params:
         size = (2 * self.max_distance + 1, shape.head_dim)
@@ -125,6 +134,10 @@ class T5Bias(Position):
         if self.num_buckets % 2:
             raise ValueError(f"T5Bias.num_buckets must be even, got {self.num_buckets}")
         _check_at_least(self, "max_distance", self.num_buckets // 2 + 1)
+
+    @property
+    def reach(self) -> int:
+        return self.max_distance
 
     def init(self, rng: Array, shape: Shape) -> Params:
         return {"bias": 0.02 * jax.random.normal(rng, (shape.num_heads, self.num_buckets))}

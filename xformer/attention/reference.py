@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from xformer.attention.call import Controls, Inputs, Settings
 from xformer.attention.pattern import Pattern
-from xformer.attention.relative import RelativeTiles
+from xformer.attention.relative import RelativeTiles, ends_of
 
 Array = jax.Array
 
@@ -39,7 +39,8 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
         starts = tile.starts(jnp.asarray(controls.offset, jnp.int32), jnp.zeros((1, 1, 1), jnp.int32))
         if relative.key_table is not None:
             table = heads(relative.key_table).astype(dtype)
-            scores = scores + tile.expand(einsum("bqkgd,kgnd->bkgqn", query, table), starts)
+            ends, by_distance = (einsum("bqkgd,kgnd->bkgqn", query, x) for x in (ends_of(table, axis=2), table))
+            scores = scores + tile.expand(ends, by_distance, starts)
     scores = scores * settings.scale
     if relative is not None and relative.bias_table is not None:
         scores = scores + tile.bias_scores(heads(relative.bias_table).astype(dtype), starts)
@@ -64,7 +65,9 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     out = einsum("bkgqs,bskd->bqkgd", weights, value)
     if relative is not None and relative.value_table is not None:
         table = heads(relative.value_table).astype(dtype)
-        out = out + einsum("bkgqn,kgnd->bqkgd", tile.collapse(weights, starts), table)
+        sums = tile.collapse(weights, starts)
+        out = out + einsum("bkgqn,kgnd->bqkgd", sums.by_distance, table)
+        out = out + einsum("bkgqn,kgnd->bqkgd", sums.ends, ends_of(table, axis=2))
     return out, weights
 
 

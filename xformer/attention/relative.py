@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 Array = jax.Array
+LONGEST_ROW = 1024  # distances
 
 
 @functools.partial(
@@ -44,29 +45,53 @@ class Relative:
     radius: int = 0
 
 
+class Sums(NamedTuple):
+    """What was summed over pairs by distance, `[b, k, g, q_block, ...]`.
+
+    Attributes:
+      ends: `[..., 2]`, of pairs beyond the radius on either side.
+      by_distance: `[..., size]`, of the others; None where there are none or they are summed otherwise.
+    """
+
+    ends: Array
+    by_distance: Array | None = None
+
+    def add(self, part: Sums) -> Sums:
+        """Adds those of a chunk of tiles."""
+        ends, by_distance = self.ends + part.ends, self.by_distance
+        if by_distance is not None and part.by_distance is not None:
+            by_distance = by_distance + part.by_distance
+        return Sums(ends, by_distance)
+
+    def scaled(self, factor: Array, far: bool) -> Sums:
+        """All times `factor` `[b, k, g, q_block]`; as long as tiles are `far`, nothing was summed by distance."""
+        factor, by_distance = factor[..., None], self.by_distance
+        return Sums(self.ends * factor, by_distance if far or by_distance is None else by_distance * factor)
+
+
 class RelativeTiles:
     """Reads tables for one query tile and a chunk of key tiles, and sums gradients back into them.
 
     Products with a table are taken one of two ways. By row: of the query tile with the whole table, once. By tile: with
-    just the `width` distances that a tile holds. The first is for short tables.
+    just the `width` distances that a tile holds. The first is for short tables. Far tiles, whose pairs are all beyond
+    the radius on one side, need neither: a query has one value for all keys of such a tile. `near_per_row` counts the
+    other tiles that a query tile visits, on average.
 
     `starts`, int `[kv_heads, groups, chunk]`, is where each tile's first distance (from the last query to the first
     key) stands in the table; it may be far outside. Pairs are `[b, k, g, q_block, keys]`, keys being chunk x kv_block.
     """
 
-    def __init__(
-        self, q_block: int, kv_block: int, radius: int, tiles_per_row: float, einsum: Any = jnp.einsum
-    ) -> None:
+    def __init__(self, q_block: int, kv_block: int, radius: int, near_per_row: float, einsum: Any = jnp.einsum) -> None:
         self.q_block, self.kv_block, self.radius, self.einsum = q_block, kv_block, radius, einsum
         self.size, self.width = 2 * radius + 1, q_block + kv_block
         # The row is kept while its tiles are visited, so it must not be long, save where all pairs are kept anyway.
-        longest = math.inf if tiles_per_row == math.inf else max(self.width, 1024)
-        self.by_row = self.size <= min(tiles_per_row * self.width, longest)
+        longest = math.inf if near_per_row == math.inf else max(self.width, LONGEST_ROW)
+        self.by_row = self.size <= min(near_per_row * self.width, longest)
 
-    def flops_per_row(self, tables: int, head_dim: int, num_tiles: int) -> int:
-        """FLOPs of `tables` products (of a key or value table) for one head's query tile that visits `num_tiles`."""
-        distances = self.size if self.by_row else num_tiles * self.width
-        return 2 * tables * self.q_block * distances * head_dim
+    def flops(self, num_rows: int, num_near_tiles: int, head_dim: int) -> int:
+        """FLOPs of the products with one table, for one head's query tiles, which visit so many near tiles."""
+        distances = num_rows * (2 + self.size) if self.by_row else num_rows * 2 + num_near_tiles * self.width
+        return 2 * self.q_block * distances * head_dim
 
     def starts(self, first_query: Array, columns: Array) -> Array:
         """`starts` of the key tiles `columns` for the query tile at `first_query`."""
@@ -78,49 +103,36 @@ class RelativeTiles:
         index = starts[:, :, None, :, None] + shift[:, None]
         return index.reshape(*starts.shape[:2], self.q_block, -1)
 
-    # By row: `[b, k, g, q_block, size]` against pairs.
+    # By row: `[b, k, g, q_block, size]`, and the two ends of it, against pairs.
 
-    def expand(self, by_distance: Array, starts: Array) -> Array:
-        """The value of each pair's distance."""
-        heads = jnp.broadcast_shapes(by_distance.shape[:4], (1, *starts.shape[:2], 1))
-        keys = starts.shape[2] * self.kv_block
+    def expand(self, ends: Array, by_distance: Array | None, starts: Array, far: bool = False) -> Array:
+        """The value of each pair's distance, `[..., keys]`; `[..., 1]` for one far tile."""
+        if far or by_distance is None:
+            by_tile = jnp.where(self._above(starts), ends[..., 1:], ends[..., :1])
+            return by_tile if starts.shape[2] == 1 else jnp.repeat(by_tile, self.kv_block, axis=-1)
+        index = jnp.clip(self._index(starts), 0, self.size - 1)[None]
+        heads = jnp.broadcast_shapes(by_distance.shape[:3], (1, *starts.shape[:2]))
+        wide = jnp.broadcast_to(by_distance, (*heads, self.q_block, self.size))
+        return _pick(wide, jnp.broadcast_to(index, (*wide.shape[:-1], index.shape[-1])))
 
-        def near() -> Array:
-            index = jnp.clip(self._index(starts), 0, self.size - 1)[None]
-            wide = jnp.broadcast_to(by_distance, (*heads, self.size))
-            return _pick(wide, jnp.broadcast_to(index, (*heads, keys)))
-
-        far = lambda place: lambda: jnp.broadcast_to(by_distance[..., place, None], (*heads, keys))
-        return self._by_reach(starts, near, far(0), far(self.size - 1))
-
-    def _by_reach(self, starts: Array, near: Any, below: Any, above: Any) -> Array:
-        """`below()` or `above()` where every pair is beyond the radius on that side, else `near()`.
-
-        Only on CPUs, where a branch costs nothing and a gather does.
-        """
-        if jax.default_backend() != "cpu":
-            return near()
-        all_below, all_above = (starts + self.width - 2 <= 0).all(), (starts >= self.size - 1).all()
-        return jax.lax.switch(all_below + 2 * all_above, [near, below, above])
-
-    def collapse(self, pairs: Array, starts: Array) -> Array:
+    def collapse(self, pairs: Array, starts: Array, far: bool = False) -> Sums:
         """The transpose of `expand`: the sum over the pairs of each distance."""
-        zeros = jnp.zeros((*pairs.shape[:-1], self.size), pairs.dtype)
-        far = lambda place: lambda: zeros.at[..., place].set(pairs.sum(-1))
-        return self._by_reach(starts, lambda: self._collapse(pairs, starts), far(0), far(self.size - 1))
-
-    def _collapse(self, pairs: Array, starts: Array) -> Array:
+        if far:
+            above, by_tile = self._above(starts), pairs.reshape(*pairs.shape[:-1], -1, self.kv_block).sum(-1)
+            return Sums(_ends(jnp.where(above, 0, by_tile).sum(-1), jnp.where(above, by_tile, 0).sum(-1)))
+        index = self._index(starts)
+        ends = _ends(*(jnp.where(beyond, pairs, 0).sum(-1) for beyond in (index < 0, index >= self.size)))
         split = self._split(pairs)  # [b, k, g, chunk, q_block, kv_block]
         first = starts[..., None] + jnp.arange(self.q_block - 1, -1, -1)  # index of each query's first key
         place = jnp.arange(self.size) - first[..., None]  # [k, g, chunk, q_block, size]: the key at that distance
         inside = (place >= 0) & (place < self.kv_block)
         place = jnp.clip(place, 0, self.kv_block - 1)[None]
         picked = _pick(split, jnp.broadcast_to(place, (*split.shape[:-1], self.size)))
-        total = jnp.where(inside, picked, 0).sum(3)
-        index = self._index(starts)
-        below = jnp.where(index < 0, pairs, 0).sum(-1)
-        above = jnp.where(index > self.size - 1, pairs, 0).sum(-1)
-        return total.at[..., 0].add(below).at[..., -1].add(above)
+        return Sums(ends, jnp.where(inside, picked, 0).sum(3))
+
+    def _above(self, starts: Array) -> Array:
+        """On which side of the radius far tiles are, `[1, k, g, 1, chunk]`."""
+        return (starts >= self.size - 1)[None, :, :, None]
 
     # By tile: `[b, k, g, chunk, q_block, width]` against pairs.
 
@@ -194,25 +206,37 @@ class RelativeTiles:
 
     # Scores that need no product.
 
-    def bias_scores(self, table: Array, starts: Array) -> Array:
+    def bias_scores(self, table: Array, starts: Array, far: bool = False) -> Array:
         """`bias_table[distance]` as pairs, from `[k, g, size]`."""
-        row = jnp.broadcast_to(table[None, :, :, None, :], (1, *table.shape[:2], self.q_block, self.size))
-        return self.expand(row, starts)
+        row = table[None, :, :, None, :]
+        return self.expand(ends_of(row), row, starts, far)
 
-    def bias_total(self, pairs: Array, starts: Array, shape: tuple[int, ...]) -> Array:
-        """The gradient of a bias table `[k, g, size]`, from that of the scores."""
-        total = self.collapse(pairs.sum(0, keepdims=True), starts).sum((0, 3))
-        return sum_to(total, shape)
+    def add_bias(self, total: Array, pairs: Array, starts: Array, far: bool = False) -> Array:
+        """Adds to the gradient of a bias table `[k, g, size]` that of a chunk's scores."""
+        part = jax.tree.map(lambda x: x.sum((0, 3)), self.collapse(pairs.sum(0, keepdims=True), starts, far))
+        below, above = jnp.unstack(sum_to(part.ends, (*total.shape[:2], 2)), axis=-1)
+        total = total.at[..., 0].add(below).at[..., -1].add(above)
+        return total if part.by_distance is None else total + sum_to(part.by_distance, total.shape)
 
     def slope_scores(self, slopes: Array, starts: Array) -> Array:
         """`-slope * |distance|` as pairs, from `[k, g]`."""
         return (-slopes[..., None, None] * jnp.abs(self._index(starts) - self.radius))[None]
 
 
+def ends_of(x: Array, axis: int = -1) -> Array:
+    """The first and the last entry along an axis."""
+    first, last = jax.lax.slice_in_dim(x, 0, 1, axis=axis), jax.lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)
+    return jnp.concatenate([first, last], axis)
+
+
 def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
     """Sums over the axes that have size 1 in `shape`, of the same rank."""
     axes = tuple(axis for axis, (have, want) in enumerate(zip(x.shape, shape, strict=True)) if have != want)
     return x.sum(axes, keepdims=True) if axes else x
+
+
+def _ends(below: Array, above: Array) -> Array:
+    return jnp.stack([below, above], axis=-1)
 
 
 def _pick(x: Array, index: Array) -> Array:

@@ -18,12 +18,17 @@ LOWEST = -1e30  # below any score, above the mask constants that callers put in 
 
 
 class Place(NamedTuple):
-    """Where a chunk of tiles is: query tile `row`, key tiles `columns`, `tests`; `[kv_heads, groups, chunk]` both."""
+    """Where a chunk of tiles is: query tile `row`, key tiles `columns`, `tests`; `[kv_heads, groups, chunk]` both.
+
+    And of which kind: `far` if all pairs are beyond the reach of the position term, `tested` if some may not exist.
+    """
 
     row: Array
     columns: Array
     tests: Array
     chunk: Array
+    far: bool
+    tested: bool
 
 
 class Tables(NamedTuple):
@@ -65,7 +70,7 @@ class Rows:
         self.relative: Any = None  # a RelativeTiles where there are relative terms
         if inputs.relative is not None:
             terms = inputs.relative
-            self.relative = RelativeTiles(self.q_block, self.kv_block, terms.radius, layout.tiles_per_row, self.einsum)
+            self.relative = RelativeTiles(self.q_block, self.kv_block, terms.radius, layout.near_per_row, self.einsum)
             split = lambda x: None if x is None else self.heads(x).astype(self.dtype)
             pad = lambda x: x if x is None or self.relative.by_row else self.relative.pad(x)
             key, value, bias, self.slopes = (
@@ -131,15 +136,17 @@ class Rows:
         return 2 if group.num_rows > 2 and group.columns.shape[2] == 1 else 1
 
     def chunks(self, step: Any, carry: Any, group: Group, operands: tuple[Array, Array, Array]) -> Any:
-        """Runs `step(carry, place, tested)` over a row's chunks; those of full tiles need no test."""
+        """Runs `step(carry, place)` over a row's chunks: far ones, the other full ones, and partial ones."""
         row, columns, tests = operands
         numbers = jnp.arange(len(columns))
-        for some, tested in ((slice(group.full_chunks), False), (slice(group.full_chunks, None), True)):
+        far, full = group.far_chunks, group.full_chunks
+        kinds = ((True, False, slice(far)), (False, False, slice(far, full)), (False, True, slice(full, None)))
+        for *kind, some in kinds:
             chunks = jax.tree.map(lambda x, some=some: x[some], (columns, tests, numbers))
             if len(chunks[0]) == 1:
-                carry = step(carry, Place(row, *(x[0] for x in chunks)), tested)
+                carry = step(carry, Place(row, *(x[0] for x in chunks), *kind))
             elif len(chunks[0]):
-                each = lambda carry, x, tested=tested: (step(carry, Place(row, *x), tested), None)
+                each = lambda carry, x, kind=kind: (step(carry, Place(row, *x, *kind)), None)
                 carry = jax.lax.scan(each, carry, chunks)[0]
         return carry
 
@@ -176,15 +183,22 @@ class Rows:
         """Where the tiles' distances start in the tables; see `RelativeTiles`."""
         return self.relative.starts(self._first_query(place), place.columns)
 
-    def scores(self, query: Array, table_row: Array | None, key: Array, place: Place, tested: bool) -> Array:
-        """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys."""
+    def scores(self, query: Array, key: Array, place: Place, products: Array | None) -> Array:
+        """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys.
+
+        `products`: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
+        """
         scores = self.einsum("nmd,nsd->nms", query, key)
-        bias, allowed = self.inputs.bias, self._allowed(place, tested)
+        bias, allowed = self.inputs.bias, self._allowed(place)
         if self.relative is None and bias is None and allowed is None:
             return scores
         scores = self.full(scores)
-        if self.relative is not None:
-            scores = scores + self._relative_scores(self.full(query), table_row, place)
+        if products is not None:
+            scores = scores + products
+        if self.tables.bias is not None:
+            scores = scores + self.relative.bias_scores(self.tables.bias, self.starts(place), place.far)
+        if self.slopes is not None:
+            scores = scores + self.relative.slope_scores(self.slopes, self.starts(place))
         if bias is not None:
             bias = tiles.take_pairs(bias, place.row, place.columns, self.q_block, self.kv_block)
             scores = scores + bias.astype(self.dtype)
@@ -192,33 +206,10 @@ class Rows:
             scores = jnp.where(allowed, scores, LOWEST)
         return self.flat(scores)
 
-    def _relative_scores(self, query: Array, row: Array | None, place: Place) -> Array | float:
-        """What relative positions add to the scores of a chunk, `[batch, kv_heads, groups, q_block, keys]`."""
-        starts, extra = self.starts(place), 0.0
-        if row is not None:
-            extra = self.relative.expand(row, starts)
-        elif self.tables.key is not None:
-            near = self.relative.near(self.tables.key, starts)
-            extra = self.relative.gather(self.einsum("bkgqd,kgcwd->bkgcqw", query, near))
-        if self.tables.bias is not None:
-            extra = extra + self.relative.bias_scores(self.tables.bias, starts)
-        if self.slopes is not None:
-            extra = extra + self.relative.slope_scores(self.slopes, starts)
-        return extra
-
-    def table_row(self, query: Array) -> Array | None:
-        """Products of a scaled query tile with the whole key table, if that is the way taken.
-
-        `[batch, kv_heads, groups, q_block, distances]`.
-        """
-        if self.tables.key is None or not self.relative.by_row:
-            return None
-        return self.einsum("bkgqd,kgnd->bkgqn", self.full(query), self.tables.key)
-
-    def _allowed(self, place: Place, tested: bool) -> Array | None:
+    def _allowed(self, place: Place) -> Array | None:
         """Which pairs of the tile attend, broadcastable to the scores; None for all."""
         controls, tests = self.controls, []
-        if tested:
+        if place.tested:
             tests.append(tiles.merge_pairs(jnp.take(jnp.asarray(controls.layout.bank), place.tests, axis=0))[None])
         k_positions = place.columns[..., None] * self.kv_block + jnp.arange(self.kv_block)
         k_positions = k_positions.reshape(*place.columns.shape[:2], 1, -1)

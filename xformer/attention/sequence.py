@@ -89,7 +89,8 @@ def _share(layout: Layout, shards: int, num_rows: int) -> Layout:
             rows[shard, : len(mine)] = group.rows[mine] - shard * num_rows
             columns[shard, :, : len(mine)] = group.columns[:, mine]
             tests[shard, :, : len(mine)] = group.tests[:, mine]
-        groups.append(Group(rows, columns, tests, 0 if (rows == num_rows).any() else group.full_chunks))
+        chunks = (0, 0) if (rows == num_rows).any() else (group.far_chunks, group.full_chunks)
+        groups.append(Group(rows, columns, tests, *chunks))
     bank = np.broadcast_to(layout.bank, (shards, *layout.bank.shape))
     return dataclasses.replace(layout, groups=tuple(groups), bank=bank)
 

@@ -1,0 +1,98 @@
+"""A table of distances beside a query tile: products with its entries, and sums over pairs weighted by them."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from xformer.attention.relative import Sums, ends_of
+from xformer.attention.rows import Place, Rows
+
+Array = jax.Array
+
+
+class Term:
+    """A key or value table of `Tables`, and vectors `x` by query, `[n, m, head_dim]`.
+
+    Keys: `x` are queries, scores get `pairs`, and the scores' gradients are summed. Values: the weights are summed, and
+    in the backward pass `x` are the output's gradients, of whose `pairs` the weights' gradients are made.
+
+    What is summed by distance (`add`) meets the table once a query tile, in `apply` and `table_gradient`. Near tiles
+    where products are taken by tile can't wait for that: `apply_tile` and `tile_gradient`.
+    """
+
+    def __init__(self, rows: Rows, table: Array, x: Array) -> None:
+        self.rows, self.tiles, self.table, self.x = rows, rows.relative, table, rows.full(x)
+        self.by_row = self.tiles.by_row
+        ends = ends_of(table, axis=2)
+        self.met_once = [ends, table] if self.by_row else [ends]  # the tables that meet sums
+
+    def products(self) -> list[Array]:
+        """Those of `x` with the tables, `[b, k, g, q_block, 2 or distances]`, for `pairs`."""
+        return [self._einsum("bkgqd,kgnd->bkgqn", self.x, table) for table in self.met_once]
+
+    def _einsum(self, equation: str, x: Array, table: Array) -> Array:
+        """Of an array by query and a table; where heads share the table one plain product."""
+        if table.shape[:2] != (1, 1):
+            return self.rows.einsum(equation, x, table)
+        _, table_axes = equation.split("->")[0].split(",")
+        return self.rows.einsum(equation.replace(table_axes, table_axes[2:]), x, table[0, 0])
+
+    def pairs(self, products: list[Array], place: Place) -> Array:
+        """Products of `x` with the entry of each pair."""
+        starts = self.rows.starts(place)
+        if place.far or self.by_row:
+            ends, by_distance = (*products, None)[:2]
+            return self.tiles.expand(ends, by_distance, starts, place.far)
+        near = self.tiles.near(self.table, starts)
+        return self.tiles.gather(self.rows.einsum("bkgqd,kgcwd->bkgcqw", self.x, near))
+
+    # Sums over pairs.
+
+    def zeros(self) -> Sums:
+        """Nothing summed."""
+        zeros = lambda size: jnp.zeros((*self.x.shape[:-1], size), self.x.dtype)
+        return Sums(zeros(2), zeros(self.tiles.size) if self.by_row else None)
+
+    def add(self, sums: Sums, pairs: Array, place: Place) -> Sums:
+        """Adds a chunk's pairs `[n, m, keys]`, but for near tiles by tile."""
+        if not place.far and not self.by_row:
+            return sums
+        return sums.add(self.tiles.collapse(self.rows.full(pairs), self.rows.starts(place), place.far))
+
+    def apply(self, sums: Sums) -> Array:
+        """The sum over pairs of their entries of the table, `[n, m, head_dim]`."""
+        pairs = zip(jax.tree.leaves(sums), self.met_once, strict=True)
+        parts = [self._einsum("bkgqn,kgnd->bkgqd", part, table) for part, table in pairs]
+        return self.rows.flat(functools.reduce(jnp.add, parts))
+
+    def table_gradient(self, total: Array, sums: Sums) -> Array:
+        """Adds the sum over pairs of `x` to the table's gradient, where their entry is."""
+        shared = total.shape[:2] == (1, 1)
+        # The small operand is the one that is transposed, behind a barrier: see `backward`.
+        x = jax.lax.optimization_barrier(jnp.moveaxis(self.x, -1, 0 if shared else -2))
+        equation = "dbkgq,bkgqn->dn" if shared else "bkgdq,bkgqn->kgdn"
+        parts = (jnp.swapaxes(self.rows.einsum(equation, x, part), -1, -2) for part in jax.tree.leaves(sums))
+        ends, *by_distance = (part.reshape(*total.shape[:2], *part.shape[-2:]) for part in parts)
+        total = total.at[:, :, 0].add(ends[:, :, 0]).at[:, :, -1].add(ends[:, :, 1])
+        return functools.reduce(jnp.add, by_distance, total)
+
+    def apply_tile(self, pairs: Array, place: Place) -> Array | float:
+        """`apply` of what `add` leaves out of a chunk."""
+        if self.by_row or place.far:
+            return 0.0
+        spread, near = self._by_tile(pairs, place)
+        return self.rows.flat(self.rows.einsum("bkgcqw,kgcwd->bkgqd", spread, near))
+
+    def tile_gradient(self, total: Array, pairs: Array, place: Place) -> Array:
+        """`table_gradient` of what `add` leaves out of a chunk."""
+        if self.by_row or place.far:
+            return total
+        spread, _ = self._by_tile(pairs, place)
+        part = self.rows.einsum("bkgcqw,bkgqd->kgcwd", spread, self.x)
+        return self.tiles.add_near(total, self.rows.starts(place), part)
+
+    def _by_tile(self, pairs: Array, place: Place) -> tuple[Array, Array]:
+        return self.tiles.spread(self.rows.full(pairs)), self.tiles.near(self.table, self.rows.starts(place))
