@@ -120,15 +120,20 @@ class RelativeTiles:
         if far:
             above, by_tile = self._above(starts), pairs.reshape(*pairs.shape[:-1], -1, self.kv_block).sum(-1)
             return Sums(_ends(jnp.where(above, 0, by_tile).sum(-1), jnp.where(above, by_tile, 0).sum(-1)))
-        index = self._index(starts)
-        ends = _ends(*(jnp.where(beyond, pairs, 0).sum(-1) for beyond in (index < 0, index >= self.size)))
         split = self._split(pairs)  # [b, k, g, chunk, q_block, kv_block]
         first = starts[..., None] + jnp.arange(self.q_block - 1, -1, -1)  # index of each query's first key
+        index = first[..., None] + jnp.arange(self.kv_block)
+        total = lambda some: jnp.where(some, split, 0).sum(-1)
+        if self.kv_block > self.size:
+            below, above = total(index < 0), total(index >= self.size)
+        else:  # a tile is not wider than the table: what is beyond it is on one side
+            beyond = total((index < 0) | (index >= self.size))
+            below, above = jnp.where(first < 0, beyond, 0), jnp.where(first < 0, 0, beyond)
         place = jnp.arange(self.size) - first[..., None]  # [k, g, chunk, q_block, size]: the key at that distance
         inside = (place >= 0) & (place < self.kv_block)
         place = jnp.clip(place, 0, self.kv_block - 1)[None]
         picked = _pick(split, jnp.broadcast_to(place, (*split.shape[:-1], self.size)))
-        return Sums(ends, jnp.where(inside, picked, 0).sum(3))
+        return Sums(_ends(below.sum(3), above.sum(3)), jnp.where(inside, picked, 0).sum(3))
 
     def _above(self, starts: Array) -> Array:
         """On which side of the radius far tiles are, `[1, k, g, 1, chunk]`."""

@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from xformer.attention.relative import Sums, ends_of
+from xformer.attention.relative import Sums, ends_of, sum_to
 from xformer.attention.rows import Place, Rows
 
 Array = jax.Array
@@ -70,14 +70,16 @@ class Term:
 
     def table_gradient(self, total: Array, sums: Sums) -> Array:
         """Adds the sum over pairs of `x` to the table's gradient, where their entry is."""
+        for place in (0, -1):
+            part = (self.x * sums.ends[..., place, None]).sum((0, 3))
+            total = total.at[:, :, place].add(sum_to(part, (*total.shape[:2], *part.shape[2:])))
+        if sums.by_distance is None:
+            return total
         shared = total.shape[:2] == (1, 1)
         # The small operand is the one that is transposed, behind a barrier: see `backward`.
         x = jax.lax.optimization_barrier(jnp.moveaxis(self.x, -1, 0 if shared else -2))
         equation = "dbkgq,bkgqn->dn" if shared else "bkgdq,bkgqn->kgdn"
-        parts = (jnp.swapaxes(self.rows.einsum(equation, x, part), -1, -2) for part in jax.tree.leaves(sums))
-        ends, *by_distance = (part.reshape(*total.shape[:2], *part.shape[-2:]) for part in parts)
-        total = total.at[:, :, 0].add(ends[:, :, 0]).at[:, :, -1].add(ends[:, :, 1])
-        return functools.reduce(jnp.add, by_distance, total)
+        return total + jnp.swapaxes(self.rows.einsum(equation, x, sums.by_distance), -1, -2)
 
     def apply_tile(self, pairs: Array, place: Place) -> Array | float:
         """`apply` of what `add` leaves out of a chunk."""
