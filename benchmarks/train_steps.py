@@ -26,12 +26,28 @@ COMMAND = (sys.executable, "-m", "benchmarks.train_steps")
 def xformer_step(name: str, batch: int, length: int) -> Callable[[], float]:
     """A step of xformer's encoder with Optax's Adam; returns the loss."""
     import jax
+
+    from xformer.train import memory
+
+    run, state, *rest = compiled_step(name, batch, length)
+    memory.release()  # as the trainer does
+
+    def take() -> float:
+        *state[:], value = run(*state, *rest)
+        jax.block_until_ready(state)
+        return float(value)
+
+    return take
+
+
+def compiled_step(name: str, batch: int, length: int) -> tuple[Any, list[Any], Any, np.ndarray, np.ndarray]:
+    """`step(*state, rest, inputs, labels)`, compiled, and its arguments."""
+    import jax
     import optax
     from flax import nnx
 
     from xformer.attention import ATTENTIONS
     from xformer.models import EncoderClassifier
-    from xformer.train import memory
 
     model = EncoderClassifier(
         VOCAB, CLASSES, length, attention=ATTENTIONS[name](), num_layers=LAYERS, width=WIDTH, num_heads=HEADS,
@@ -53,14 +69,7 @@ def xformer_step(name: str, batch: int, length: int) -> Callable[[], float]:
 
     inputs, labels = data(batch, length)
     run = jax.jit(step, donate_argnums=(0, 1)).lower(*state, rest, inputs, labels).compile()
-    memory.release()  # as the trainer does
-
-    def take() -> float:
-        *state[:], value = run(*state, rest, inputs, labels)
-        jax.block_until_ready(state)
-        return float(value)
-
-    return take
+    return run, state, rest, inputs, labels
 
 
 def hugging_face_step(name: str, batch: int, length: int) -> Callable[[], float]:
