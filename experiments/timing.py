@@ -30,6 +30,7 @@ PACKAGES = (
     "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "flax",
     "optax", "numpy", "torch", "transformers",
 )  # fmt: skip
+ENVIRONMENT = ("GLIBC_TUNABLES", "XLA_FLAGS", "OMP_NUM_THREADS")  # variables that decide how fast a program is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,13 +162,14 @@ def gemm_rate(dtype: str = "float32") -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What numbers depend on besides the code: device, processor, cores, versions, commit."""
+    """What numbers depend on besides the code: device, processor, cores, environment, versions, commit."""
     device = jax.devices()[0]
     return {
         "device": device.device_kind,
         "platform": device.platform,
         "cpu": _cpu(),
         "cores": os.cpu_count(),
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         "python": platform.python_version(),
         "versions": versions(),
         "commit": _commit(),

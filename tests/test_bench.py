@@ -86,6 +86,7 @@ def test_the_file_says_what_the_numbers_depend_on(tmp_path):
     machine = result["machine"]
     assert machine["platform"] == "cpu" and machine["cpu"] and machine["cores"] >= 1
     assert machine["versions"]["jax"] == jax.__version__
+    assert "--xla_force_host_platform_device_count=8" in machine["environment"]["XLA_FLAGS"]
     assert machine["commit"] is None or len(machine["commit"].rstrip("+")) == 40
 
 
