@@ -8,8 +8,6 @@ IMDB_DIR ?= runs/compare_imdb
 LRA_DIR ?= runs/compare_lra_listops
 BENCH_ATTENTION ?= full,causal,window,bigbird,linformer,shaw,music
 BENCH_LENGTHS ?= 512,1024,2048,4096,8192,16384,65536
-# On Linux: large pages for large arrays, a tenth to a fifth off a training step on a CPU (benchmarks/README.md).
-export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: demo test lint compare-imdb lra-listops bench-peers clean
 
