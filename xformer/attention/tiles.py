@@ -47,11 +47,12 @@ def add_keys(total: Array, columns: Array, update: Array) -> Array:
     """
     kv_heads, groups, chunk = columns.shape
     if (kv_heads, groups) == (1, 1):
-        for place in range(chunk):  # one dynamic-update-slice each, in place inside a loop
-            column = columns[0, 0, place]
-            old = jax.lax.dynamic_index_in_dim(total, column, 1, keepdims=False)
-            total = jax.lax.dynamic_update_index_in_dim(total, old + update[:, :, 0, :, place], column, 1)
-        return total
+        if chunk > 1:  # a scatter stays in place; of several dynamic-update-slices XLA makes copies of the whole
+            update = jnp.moveaxis(update[:, :, 0], 3, 1)
+            return total.at[:, columns[0, 0]].add(update, mode="promise_in_bounds")
+        column = columns[0, 0, 0]
+        old = jax.lax.dynamic_index_in_dim(total, column, 1, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(total, old + update[:, :, 0, :, 0], column, 1)
     heads = jnp.arange(kv_heads)[:, None, None]
     return total.at[:, columns, heads].add(jnp.moveaxis(update, 4, 3), mode="promise_in_bounds")
 
