@@ -130,15 +130,17 @@ class PairAttention(Attention):
         if query_offset is None or (isinstance(pattern, Full) and reach is None):
             query_offset = 0  # of no consequence
         block = None if isinstance(pattern, Full) else self.block(kv_len)
+        # A tile has as many distances as queries and keys: where each needs a product, tiles had better be wide.
+        most_queries, most_keys = MAX_TILE[::-1] if self.position is not None and self.position.unclipped else MAX_TILE
         if block is None:
             # Devices that share out the queries need a tile each at least.
-            most = min(MAX_TILE[0], max(ceil_div(q_len, sequence.num_shards()), 16))
-            q_block, kv_block = even_block(q_len, most), even_block(kv_len, MAX_TILE[1])
+            most_queries = min(most_queries, max(ceil_div(q_len, sequence.num_shards()), 16))
+            q_block, kv_block = even_block(q_len, most_queries), even_block(kv_len, most_keys)
         else:
             q_block = kv_block = block
         # Tiles too small to be worth a step are attended several at a time.
         several = min(max(block_sparse.STEP_SCORES // (num_heads * q_block), 512), 2048)
-        chunk_tokens = kv_block if 2 * kv_block > MAX_TILE[1] else several
+        chunk_tokens = kv_block if 2 * kv_block > most_keys else several
         return make_layout(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, reach)
 
     # What the implementations are given.

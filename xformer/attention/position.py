@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,13 @@ Array = jax.Array
 
 
 class Position:
-    """Base of all position terms. Subclasses are frozen dataclasses."""
+    """Base of all position terms. Subclasses are frozen dataclasses.
+
+    Attributes:
+      unclipped: whether queries meet an embedding of every distance there is.
+    """
+
+    unclipped: ClassVar[bool] = False
 
     @property
     def reach(self) -> int | None:
@@ -102,6 +108,8 @@ class MusicRelative(Position):
     """
 
     max_len: int = 2048
+
+    unclipped: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_at_least(self, "max_len", 1)

@@ -144,7 +144,7 @@ class RelativeTiles:
     def gather(self, by_tile: Array) -> Array:
         """Pairs from products with each tile's own distances."""
         shift = jnp.arange(self.kv_block) + jnp.arange(self.q_block - 1, -1, -1)[:, None]
-        picked = _pick(by_tile, jnp.broadcast_to(shift, (*by_tile.shape[:-1], self.kv_block)))
+        picked = _pick_alike(by_tile, shift)
         merged = jnp.moveaxis(picked, 3, 4)
         return merged.reshape(*merged.shape[:4], -1)
 
@@ -153,8 +153,7 @@ class RelativeTiles:
         split = self._split(pairs)
         place = jnp.arange(self.width) - jnp.arange(self.q_block - 1, -1, -1)[:, None]
         inside = (place >= 0) & (place < self.kv_block)
-        place = jnp.broadcast_to(jnp.clip(place, 0, self.kv_block - 1), (*split.shape[:-1], self.width))
-        return jnp.where(inside, _pick(split, place), 0)
+        return jnp.where(inside, _pick_alike(split, jnp.clip(place, 0, self.kv_block - 1)), 0)
 
     def near(self, table: Array, starts: Array) -> Array:
         """A padded table's entries for each tile, `[k, g, chunk, width, head_dim]`; see `pad`."""
@@ -242,6 +241,13 @@ def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
 
 def _ends(below: Array, above: Array) -> Array:
     return jnp.stack([below, above], axis=-1)
+
+
+def _pick_alike(x: Array, index: Array) -> Array:
+    """`_pick` by an index `[q_block, picked]` that all `x` `[..., q_block, entries]` share."""
+    places = (jnp.arange(x.shape[-2])[:, None] * x.shape[-1] + index).reshape(-1)
+    picked = x.reshape(*x.shape[:-2], -1).at[..., places].get(mode="promise_in_bounds")
+    return picked.reshape(*x.shape[:-1], -1)
 
 
 def _pick(x: Array, index: Array) -> Array:

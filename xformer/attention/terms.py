@@ -47,7 +47,7 @@ class Term:
             ends, by_distance = (*products, None)[:2]
             return self.tiles.expand(ends, by_distance, starts, place.far)
         near = self.tiles.near(self.table, starts)
-        return self.tiles.gather(self.rows.einsum("bkgqd,kgcwd->bkgcqw", self.x, near))
+        return self.tiles.gather(self.rows.einsum("kgcwd,bkgqd->bkgcqw", near, self.x))
 
     # Sums over pairs.
 
@@ -86,15 +86,15 @@ class Term:
         if self.by_row or place.far:
             return 0.0
         spread, near = self._by_tile(pairs, place)
-        return self.rows.flat(self.rows.einsum("bkgcqw,kgcwd->bkgqd", spread, near))
+        return self.rows.flat(self.rows.einsum("kgcwd,bkgcqw->bkgqd", near, spread))
 
     def tile_gradient(self, total: Array, pairs: Array, place: Place) -> Array:
         """`table_gradient` of what `add` leaves out of a chunk."""
         if self.by_row or place.far:
             return total
         spread, _ = self._by_tile(pairs, place)
-        part = self.rows.einsum("bkgcqw,bkgqd->kgcwd", spread, self.x)
-        return self.tiles.add_near(total, self.rows.starts(place), part)
+        part = self.rows.einsum("bkgqd,bkgcqw->kgdcw", self.x, spread)
+        return self.tiles.add_near(total, self.rows.starts(place), jnp.moveaxis(part, 2, 4))
 
     def _by_tile(self, pairs: Array, place: Place) -> tuple[Array, Array]:
         return self.tiles.spread(self.rows.full(pairs)), self.tiles.near(self.table, self.rows.starts(place))
