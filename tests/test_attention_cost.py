@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 
 import conformance
 import jax
@@ -151,3 +152,13 @@ def test_layers_share_one_program():
     call = as_jax(inputs(q_len=200))
     one, two = (jax.make_jaxpr(lambda call, op=op: op(**call))(call) for op in (op.at_layer(0), op.at_layer(1)))
     assert str(one.jaxpr) == str(two.jaxpr)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_keys_are_summed_in_place(causal):
+    """A step of the loop over query tiles must not copy all keys: that made windows quadratic in the length."""
+    op, x = Window(left=64, right=64, causal=causal), jax.ShapeDtypeStruct((1, 2048, 2, 8), jnp.float32)
+    gradient = jax.jit(jax.grad(lambda q, k, v: op(q, k, v).sum(), (0, 1, 2)))
+    program = gradient.lower(x, x, x).compile().as_text()
+    assert "f32[1,32,2,8,64]" in program  # [batch, key tiles, heads, head_dim, tile]
+    assert len(re.findall(r"f32\[1,32,2,8,64\]\S* copy\(", program)) <= 2

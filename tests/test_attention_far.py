@@ -30,12 +30,15 @@ def row_of(op, position):
     return conformance.with_fields(conformance.Row(case.name, case, op), position=position)
 
 
+BY_ROW = [(name, position, relative.LONGEST_ROW) for position in POSITIONS for name in OPS]
+BY_TILE = [("full", POSITIONS[0], 8), ("bigbird", POSITIONS[0], 8), ("causal", POSITIONS[1], 8)]
+
+
 @pytest.mark.parametrize(
-    ("position", "longest"),
-    [(position, relative.LONGEST_ROW) for position in POSITIONS] + [(position, 8) for position in POSITIONS[:2]],
+    ("name", "position", "longest"),
+    BY_ROW + BY_TILE,
     ids=lambda x: f"rows up to {x}" if isinstance(x, int) else str(x),
 )
-@pytest.mark.parametrize("name", OPS)
 def test_values_and_gradients(name, position, longest, monkeypatch):
     """Products with tables by row, and, where rows would be longer than 8 distances, by tile."""
     monkeypatch.setattr(relative, "LONGEST_ROW", longest)
