@@ -30,7 +30,7 @@ def xformer_step(name: str, batch: int, length: int) -> Callable[[], float]:
     from xformer.train import memory
 
     run, state, *rest = compiled_step(name, batch, length)
-    memory.release()  # as the trainer does
+    memory.release()  # as the trainer does, which keeps the trace for batches of other shapes
 
     def take() -> float:
         *state[:], value = run(*state, *rest)

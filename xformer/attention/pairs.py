@@ -17,7 +17,7 @@ from xformer.attention.interface import Attention, Cost, Params, Shape
 from xformer.attention.layout import Layout, ceil_div, make_layout, round_up
 from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
-from xformer.attention.relative import Relative, RelativeTiles
+from xformer.attention.relative import LONGEST_ROW, Relative, RelativeTiles
 
 Array = jax.Array
 MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
@@ -116,8 +116,7 @@ class PairAttention(Attention):
             tables = sum(table is not None for table in (relative.key_table, relative.value_table)) if relative else 0
             if relative is not None and tables:
                 tile = RelativeTiles(q_block, kv_block, relative.radius, near_per_row)
-                num_near = 0 if tile.by_row else round(near_per_row * num_rows)
-                flops += tables * tile.flops(num_rows, num_near, head_dim)
+                flops += tables * tile.flops(num_rows, head_dim)
         return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
 
     def layout(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> Layout:
@@ -131,7 +130,8 @@ class PairAttention(Attention):
             query_offset = 0  # of no consequence
         block = None if isinstance(pattern, Full) else self.block(kv_len)
         # A tile has as many distances as queries and keys: where each needs a product, tiles had better be wide.
-        most_queries, most_keys = MAX_TILE[::-1] if self.position is not None and self.position.unclipped else MAX_TILE
+        by_tile = self.position is not None and self.position.num_embeddings > LONGEST_ROW
+        most_queries, most_keys = MAX_TILE[::-1] if by_tile else MAX_TILE
         if block is None:
             # Devices that share out the queries need a tile each at least.
             most_queries = min(most_queries, max(ceil_div(q_len, sequence.num_shards()), 16))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,12 @@ Array = jax.Array
 
 
 class Position:
-    """Base of all position terms. Subclasses are frozen dataclasses.
+    """Base of all position terms. Subclasses are frozen dataclasses."""
 
-    Attributes:
-      unclipped: whether queries meet an embedding of every distance there is.
-    """
-
-    unclipped: ClassVar[bool] = False
+    @property
+    def num_embeddings(self) -> int:
+        """Distances that have an embedding each, which queries meet in a product."""
+        return 0
 
     @property
     def reach(self) -> int | None:
@@ -81,8 +80,12 @@ class Shaw(Position):
     def reach(self) -> int:
         return self.max_distance
 
+    @property
+    def num_embeddings(self) -> int:
+        return 2 * self.max_distance + 1
+
     def init(self, rng: Array, shape: Shape) -> Params:
-        size = (2 * self.max_distance + 1, shape.head_dim)
+        size = (self.num_embeddings, shape.head_dim)
         key_rng, value_rng = jax.random.split(rng)
         scale = shape.head_dim**-0.5
         params = {"key": scale * jax.random.normal(key_rng, size)}
@@ -109,13 +112,15 @@ class MusicRelative(Position):
 
     max_len: int = 2048
 
-    unclipped: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         _check_at_least(self, "max_len", 1)
 
+    @property
+    def num_embeddings(self) -> int:
+        return 2 * self.max_len - 1
+
     def init(self, rng: Array, shape: Shape) -> Params:
-        size = (shape.num_heads, 2 * self.max_len - 1, shape.head_dim)
+        size = (shape.num_heads, self.num_embeddings, shape.head_dim)
         return {"key": shape.head_dim**-0.5 * jax.random.normal(rng, size)}
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:

@@ -84,14 +84,15 @@ class RelativeTiles:
     def __init__(self, q_block: int, kv_block: int, radius: int, near_per_row: float, einsum: Any = jnp.einsum) -> None:
         self.q_block, self.kv_block, self.radius, self.einsum = q_block, kv_block, radius, einsum
         self.size, self.width = 2 * radius + 1, q_block + kv_block
+        self.near_per_row = near_per_row
         # The row is kept while its tiles are visited, so it must not be long, save where all pairs are kept anyway.
         longest = math.inf if near_per_row == math.inf else max(self.width, LONGEST_ROW)
         self.by_row = self.size <= min(near_per_row * self.width, longest)
 
-    def flops(self, num_rows: int, num_near_tiles: int, head_dim: int) -> int:
-        """FLOPs of the products with one table, for one head's query tiles, which visit so many near tiles."""
-        distances = num_rows * (2 + self.size) if self.by_row else num_rows * 2 + num_near_tiles * self.width
-        return 2 * self.q_block * distances * head_dim
+    def flops(self, num_rows: int, head_dim: int) -> int:
+        """FLOPs of the products with one table and its two ends, for `num_rows` query tiles of one head."""
+        distances = 2 + (self.size if self.by_row else self.near_per_row * self.width)
+        return 2 * self.q_block * round(num_rows * distances) * head_dim
 
     def starts(self, first_query: Array, columns: Array) -> Array:
         """`starts` of the key tiles `columns` for the query tile at `first_query`."""
