@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_kernels --out=gpu_kernels.json          # on a GPU: checks, then times
     python -m benchmarks.gpu_kernels --check_only --tiny             # anywhere: the checks, interpreted, on tiny shapes
 
-Times are medians of turns that the contenders take, compilation left out. Peers: those of `experiments.contenders`,
+Times are medians of turns that the contenders take, compilation left out. Peers: those of `xformer.bench.contenders`,
 cuDNN through `jax.nn.dot_product_attention` and, where PyTorch is installed with CUDA, its SDPA and its compiled
 FlexAttention with the same blocks. The JSON names the device and every version. Exit code 1 when a check fails; then
 nothing is timed.
@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import contenders, side_by_side, timing
 from xformer.attention import ALiBi, Attention, BigBird, Full, Shape, Window
 from xformer.attention.kernels import interpreted
+from xformer.bench import contenders, side_by_side, timing
 
 TOLERANCE = {"float32": 5e-3, "bfloat16": 3e-2}  # of the largest entry; float32 products may run in TF32 on a GPU
 

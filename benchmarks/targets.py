@@ -5,7 +5,7 @@
     python -m benchmarks.targets --extra=FILE.py              # with contenders of one's own
 
 Writes benchmarks/results/cpu_targets.json, keeping the rows that are not measured anew. FILE.py defines
-`contenders(case)`, which gives a list of `experiments.contenders.Contender`.
+`contenders(case)`, which gives a list of `xformer.bench.contenders.Contender`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import train_steps
-from experiments import side_by_side, timing
-from experiments.contenders import Case, Extra, has_torch, load_extra, ours, peers
 from xformer.attention import BigBird, Full, Linformer, Shape, Shaw
-from xformer.report import words
+from xformer.bench import side_by_side, timing
+from xformer.bench.contenders import Case, Extra, has_torch, load_extra, ours, peers
+from xformer.report import formatting
 
 OUT = Path(__file__).parent / "results" / "cpu_targets.json"
 Figures = dict[str, dict[str, Any]]
@@ -47,7 +47,7 @@ class Target:
         return {**dataclasses.asdict(self), "value": None if reached is None else value, "reached": reached}
 
     def spell(self, value: float) -> str:
-        return f"{value:.2f}" if self.peer is not None else words.mebibytes(value)
+        return f"{value:.2f}" if self.peer is not None else formatting.mebibytes(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,19 +179,19 @@ def say(line: str) -> None:
 
 def table(name: str, row: dict[str, Any]) -> str:
     """A measured row as text: every contender, then every target."""
-    lines = [f"{name} (GEMM: {words.si(row['gemm_flops_per_second'], 'FLOP/s')})"]
+    lines = [f"{name} (GEMM: {formatting.si(row['gemm_flops_per_second'], 'FLOP/s')})"]
     for who, figures in row["figures"].items():
-        low, high = (words.milliseconds(1e3 * value) for value in figures["quartiles"])
+        low, high = (formatting.milliseconds(1e3 * value) for value in figures["quartiles"])
         memory = figures.get("extra_bytes", figures.get("peak_bytes")) or math.nan
         kind = "extra" if "extra_bytes" in figures else "peak"
         lines.append(
-            f"  {who:24}{words.milliseconds(1e3 * figures['seconds']):>10}  ({low} - {high})".ljust(64)
-            + f"{words.mebibytes(memory):>10} {kind}"
+            f"  {who:24}{formatting.milliseconds(1e3 * figures['seconds']):>10}  ({low} - {high})".ljust(64)
+            + f"{formatting.mebibytes(memory):>10} {kind}"
         )
     for one in row["targets"]:
         target = Target(*(one[field.name] for field in dataclasses.fields(Target)))
         verdict = {True: "reached", False: "MISSED", None: "not measured"}[one["reached"]]
-        value = words.MISSING if one["value"] is None else target.spell(one["value"])
+        value = formatting.MISSING if one["value"] is None else target.spell(one["value"])
         what = f"{target.quantity}: {target.ours}" + (f" / {target.peer}" if target.peer else "")
         lines.append(f"    {what:60}{value:>10}  <= {target.spell(target.limit)}  {verdict}")
     return "\n".join(lines)

@@ -23,9 +23,10 @@ from typing import Any
 import jax
 
 from configs import common
-from experiments import cli, contenders, side_by_side, timing
-from experiments.contenders import Case, Contender, Ready
+from experiments import cli
 from xformer.attention import Attention, Shape, build
+from xformer.bench import contenders, side_by_side, timing
+from xformer.bench.contenders import Case, Contender, Ready
 from xformer.report import speed
 from xformer.schema import ConfigError
 from xformer.train import workdir as folders

@@ -25,12 +25,13 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from experiments import cli, hosts, inspect, measure, pictures
+from experiments import cli, hosts, inspect, pictures
 from xformer import attention, report
 from xformer import config as configs
 from xformer import experiment as experiments
+from xformer.bench import measure
 from xformer.report import results, summary
-from xformer.report.words import listed
+from xformer.report.formatting import listed
 from xformer.train import Interrupted, ProcessLost, WorkdirMismatch
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import barrier

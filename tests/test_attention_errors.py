@@ -282,8 +282,8 @@ def test_a_block_beyond_the_length_is_the_length():
     """What a block may hold does not size the tiles: those are no longer than the sequence."""
     x = jax.random.normal(jax.random.key(0), (2, 16, 4, 8))
     huge, full = BigBird(100_000), Full()
-    assert huge.layout(16, 16, 4).bank.shape[1:] == (16, 16)
+    assert huge.tile_plan(16, 16, 4).pair_masks.shape[1:] == (16, 16)
     np.testing.assert_allclose(huge(x, x, x), full(x, x, x), rtol=1e-5, atol=1e-6)
     for block in (1000, 1024, 5000):
-        layout = BigBird(block).layout(4096, 4096, 4)
-        assert max(layout.q_block, layout.kv_block) <= 512
+        plan = BigBird(block).tile_plan(4096, 4096, 4)
+        assert max(plan.q_block, plan.kv_block) <= 512

@@ -7,7 +7,19 @@ import pytest
 from conformance import as_jax, close, expected, forward, forward_and_gradients, inputs, parameters
 from test_attention_cost import counted
 
-from xformer.attention import ALiBi, BigBird, Full, MusicRelative, Rotary, Shape, Shaw, T5Bias, Window, pairs, relative
+from xformer.attention import (
+    ALiBi,
+    BigBird,
+    Full,
+    MusicRelative,
+    Rotary,
+    Shape,
+    Shaw,
+    T5Bias,
+    Window,
+    pattern_attention,
+)
+from xformer.attention.engine import relative_tiles
 
 LENGTH = 150
 POSITIONS = [Shaw(20), Shaw(20, values=False), T5Bias(num_buckets=8, max_distance=20)]
@@ -22,7 +34,7 @@ OPS = {
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles of at most 16 x 8, so that 150 tokens have some of all kinds."""
-    monkeypatch.setattr(pairs, "MAX_TILE", (16, 8))
+    monkeypatch.setattr(pattern_attention, "MAX_TILE", (16, 8))
 
 
 def row_of(op, position):
@@ -30,7 +42,7 @@ def row_of(op, position):
     return conformance.with_fields(conformance.Row(case.name, case, op), position=position)
 
 
-BY_ROW = [(name, position, relative.LONGEST_ROW) for position in POSITIONS for name in OPS]
+BY_ROW = [(name, position, relative_tiles.LONGEST_ROW) for position in POSITIONS for name in OPS]
 BY_TILE = [("full", POSITIONS[0], 8), ("bigbird", POSITIONS[0], 8), ("causal", POSITIONS[1], 8)]
 
 
@@ -41,13 +53,13 @@ BY_TILE = [("full", POSITIONS[0], 8), ("bigbird", POSITIONS[0], 8), ("causal", P
 )
 def test_values_and_gradients(name, position, longest, monkeypatch):
     """Products with tables by row, and, where rows would be longer than 8 distances, by tile."""
-    monkeypatch.setattr(relative, "LONGEST_ROW", longest)
+    monkeypatch.setattr(relative_tiles, "LONGEST_ROW", longest)
     jax.clear_caches()  # traces don't know of the constant
     row = row_of(OPS[name], position)
-    groups = row.op.layout(LENGTH, LENGTH, 4).groups
+    groups = row.op.tile_plan(LENGTH, LENGTH, 4).groups
     if name != "bigbird":  # random blocks: another number of far ones in each row
-        assert any(group.far_chunks for group in groups) and not all(
-            group.far_chunks == group.columns.shape[2] for group in groups
+        assert any(group.distant_chunks for group in groups) and not all(
+            group.distant_chunks == group.key_tiles.shape[2] for group in groups
         )
     call = inputs(q_len=LENGTH, batch=1)
     call["mask"] = conformance.padding([LENGTH - 9], LENGTH)
@@ -66,35 +78,35 @@ def test_queries_somewhere_in_the_sequence(position, offset):
     call = inputs(q_len=40, kv_len=LENGTH, batch=1)
     params = parameters(row.op, call)
     want = expected(row, params, call, offset)
-    assert any(group.far_chunks for group in row.op.layout(40, LENGTH, 4, query_offset=offset).groups)
+    assert any(group.distant_chunks for group in row.op.tile_plan(40, LENGTH, 4, query_offset=offset).groups)
     close(forward(row.op, params, as_jax(call), (("query_offset", offset),)), want)
-    assert not any(group.far_chunks for group in row.op.layout(40, LENGTH, 4, query_offset=None).groups)
+    assert not any(group.distant_chunks for group in row.op.tile_plan(40, LENGTH, 4, query_offset=None).groups)
     close(forward(row.op, params, as_jax(call | {"query_offset": np.int32(offset)})), want)
 
 
 @pytest.mark.parametrize("position", [None, ALiBi(), Rotary(), MusicRelative(LENGTH)], ids=str)
 def test_terms_without_a_reach_have_no_far_tiles(position):
-    layout = Full(position=position).layout(LENGTH, LENGTH, 4)
-    assert not any(group.far_chunks for group in layout.groups)
+    plan = Full(position=position).tile_plan(LENGTH, LENGTH, 4)
+    assert not any(group.distant_chunks for group in plan.groups)
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_far_chunks_hold_far_full_tiles_and_come_first(name):
     reach = 20
-    layout = row_of(OPS[name], Shaw(reach)).op.layout(LENGTH, LENGTH, 4)
-    for group in layout.groups:
-        assert group.far_chunks <= group.full_chunks
-        columns, tests = group.columns[:, :, : group.far_chunks], group.tests[:, :, : group.far_chunks]
+    plan = row_of(OPS[name], Shaw(reach)).op.tile_plan(LENGTH, LENGTH, 4)
+    for group in plan.groups:
+        assert group.distant_chunks <= group.unmasked_chunks
+        columns, tests = group.key_tiles[:, :, : group.distant_chunks], group.mask_ids[:, :, : group.distant_chunks]
         assert not tests.any()
-        first_query, first_key = group.rows[:, None, None] * layout.q_block, columns * layout.kv_block
-        ahead = first_key - (first_query + layout.q_block - 1)
-        behind = first_query - (first_key + layout.kv_block - 1)
+        first_query, first_key = group.query_tiles[:, None, None] * plan.q_block, columns * plan.kv_block
+        ahead = first_key - (first_query + plan.q_block - 1)
+        behind = first_query - (first_key + plan.kv_block - 1)
         assert (np.maximum(ahead, behind) >= reach).all()
 
 
-@pytest.mark.parametrize("longest", [relative.LONGEST_ROW, 8], ids=["by row", "by tile"])
+@pytest.mark.parametrize("longest", [relative_tiles.LONGEST_ROW, 8], ids=["by row", "by tile"])
 def test_cost_counts_what_far_tiles_need(longest, monkeypatch):
-    monkeypatch.setattr(relative, "LONGEST_ROW", longest)
+    monkeypatch.setattr(relative_tiles, "LONGEST_ROW", longest)
     jax.clear_caches()
     shape = Shape(2, LENGTH, LENGTH, 4, 8, 2)
     for op in OPS.values():

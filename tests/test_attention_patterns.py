@@ -173,22 +173,22 @@ def test_causal_pattern_holds_no_future(op):
 
 def test_full_tiles_come_first_and_are_not_tested():
     """A causal row of tiles visits the full ones in chunks without a test, then those on the diagonal with one."""
-    layout = Full(causal=True).layout(4096, 4096, 8)
-    assert any(group.full_chunks for group in layout.groups)
-    for group in layout.groups:
-        assert not group.tests[:, :, : group.full_chunks].any()
+    plan = Full(causal=True).tile_plan(4096, 4096, 8)
+    assert any(group.unmasked_chunks for group in plan.groups)
+    for group in plan.groups:
+        assert not group.mask_ids[:, :, : group.unmasked_chunks].any()
         if group.num_rows == 1:  # rows of unlike numbers of full tiles share the least
-            assert group.tests[:, :, group.full_chunks :].any((0, 1, 3)).all()
-    pairs = dense(Full(causal=True), layout, 4096)
+            assert group.mask_ids[:, :, group.unmasked_chunks :].any((0, 1, 3)).all()
+    pairs = dense(Full(causal=True), plan, 4096)
     np.testing.assert_array_equal(pairs, np.tri(4096, dtype=bool))
 
 
-def dense(op, layout, length):
-    """The pairs that a layout of shared tiles stands for, bool `[length, length]`."""
+def dense(op, plan, length):
+    """The pairs that a plan of shared tiles stands for, bool `[length, length]`."""
     pairs = np.zeros((length, length), bool)
-    for group in layout.groups:
-        for row, columns, tests in zip(group.rows, group.columns[0], group.tests[0], strict=True):
+    for group in plan.groups:
+        for row, columns, tests in zip(group.query_tiles, group.key_tiles[0], group.mask_ids[0], strict=True):
             for column, test in zip(columns.ravel(), tests.ravel(), strict=True):
-                q, k = row * layout.q_block, column * layout.kv_block
-                pairs[q : q + layout.q_block, k : k + layout.kv_block] |= layout.bank[test]
+                q, k = row * plan.q_block, column * plan.kv_block
+                pairs[q : q + plan.q_block, k : k + plan.kv_block] |= plan.pair_masks[test]
     return pairs

@@ -1,4 +1,4 @@
-"""Attention with the sequence cut over devices: the numbers of one device, and no more traffic than a layout needs."""
+"""Attention with the sequence cut over devices: the numbers of one device, and no more traffic than a plan needs."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xformer.attention import BigBird, Full, Linformer, Shape, Shaw, T5Bias, Window, sequence
+from xformer.attention import BigBird, Full, Linformer, Shape, Shaw, T5Bias, Window
+from xformer.attention.engine import sequence_parallel
 
 HEADS, DEPTH = 2, 4
 
@@ -57,7 +58,7 @@ def test_the_numbers_of_one_device(op, length, mesh, extra):
     grad = jax.value_and_grad(loss, (0, 1, 2, 3))
     expected = jax.jit(grad)(query, key, value, params)
     with jax.set_mesh(make_mesh(*mesh)):
-        assert sequence.num_shards() == mesh[1]
+        assert sequence_parallel.num_shards() == mesh[1]
         found = jax.jit(grad)(query, key, value, params)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
@@ -138,20 +139,20 @@ def test_layers_share_one_trace():
             shapes = set()
             for seed in range(4):
                 op = BigBird(block_size=4, num_random_blocks=2, seed=seed)
-                layouts = op.layouts(Shape(1, 64, 64, HEADS, DEPTH), 3)
-                shapes.add(str(jax.tree.map(np.shape, layouts)))
+                plans = op.plans(Shape(1, 64, 64, HEADS, DEPTH), 3)
+                shapes.add(str(jax.tree.map(np.shape, plans)))
             assert len(shapes) == 1
             args = make_inputs(64)
             for layer in range(3):
-                layout = jax.tree.map(lambda x, layer=layer: x[layer], layouts)
-                run = jax.jit(lambda layout, *args: op(*args, layout=layout))  # noqa: B023
-                np.testing.assert_allclose(run(layout, *args), op.at_layer(layer)(*args), atol=1e-6)
+                plan = jax.tree.map(lambda x, layer=layer: x[layer], plans)
+                run = jax.jit(lambda plan, *args: op(*args, plan=plan))  # noqa: B023
+                np.testing.assert_allclose(run(plan, *args), op.at_layer(layer)(*args), atol=1e-6)
 
 
 def test_an_axis_that_the_caller_handles_is_left_alone():
     mesh = make_mesh(1, 2)
     args = make_inputs(16)
-    inside = lambda *args: jnp.float32(sequence.num_shards()) + 0 * Full()(*args)
+    inside = lambda *args: jnp.float32(sequence_parallel.num_shards()) + 0 * Full()(*args)
     with jax.set_mesh(mesh):
         run = jax.shard_map(inside, in_specs=P(None, "sequence"), out_specs=P(None, "sequence"), check_vma=False)
         np.testing.assert_array_equal(jax.jit(run)(*args), 1)

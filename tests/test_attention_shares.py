@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xformer.attention import BigBird, Full, Shape, Shaw, T5Bias, Window, block_sparse
+from xformer.attention import BigBird, Full, Shape, Shaw, T5Bias, Window
+from xformer.attention.engine import attend as engine
 
 SHAPE = Shape(6, 40, 40, 4, 8, 2)
 OPS = [Full(causal=True, position=Shaw(3)), Window(left=5, right=3, position=T5Bias()), BigBird(block_size=8)]
@@ -32,10 +33,10 @@ def outcome(op, bias_batch, broadcast_dropout):
 @pytest.mark.parametrize("op", OPS, ids=["full", "window", "bigbird"])
 def test_shares_of_a_batch_are_the_batch(op, bias_batch, broadcast_dropout, monkeypatch):
     whole = outcome(op, bias_batch, broadcast_dropout)
-    layout = op.layout(40, 40, 4)
-    assert block_sparse._batch_step(6, 4, layout) is None
-    tile = max(group.columns.shape[3] for group in layout.groups) * layout.kv_block * layout.q_block
-    monkeypatch.setattr(block_sparse, "STEP_SCORES", 2 * 4 * tile)
-    assert block_sparse._batch_step(6, 4, layout) == 2
+    plan = op.tile_plan(40, 40, 4)
+    assert engine._batch_step(6, 4, plan) is None
+    tile = max(group.key_tiles.shape[3] for group in plan.groups) * plan.kv_block * plan.q_block
+    monkeypatch.setattr(engine, "STEP_SCORES", 2 * 4 * tile)
+    assert engine._batch_step(6, 4, plan) == 2
     for share, expected in zip(outcome(op, bias_batch, broadcast_dropout), whole, strict=True):
         np.testing.assert_allclose(share, expected, rtol=2e-5, atol=2e-5)

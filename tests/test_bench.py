@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from benchmarks import targets, train_steps
-from experiments import bench, cli, contenders, side_by_side, timing
-from experiments.contenders import Case, Contender, Ready
-from experiments.timing import Call, Rounds
+from experiments import bench, cli
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Linformer, Shape, Window
+from xformer.bench import contenders, side_by_side, timing
+from xformer.bench.contenders import Case, Contender, Ready
+from xformer.bench.timing import Call, Rounds
 from xformer.report import speed
 
 SIZES = ["--heads=2", "--head_dim=8", "--block_size=8", "--rank=8", "--rounds=1"]
 FAKE = """
-from experiments.contenders import Contender, heads_first, arrays, compiled
+from xformer.bench.contenders import Contender, heads_first, arrays, compiled
 import functools
 def contenders(case):
     run = functools.partial(heads_first, causal=case.op.causal)

@@ -12,7 +12,7 @@ from conformance import HEADS, inputs, padding, random_cotangent, refuses
 
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Rotary, Shape, Shaw, T5Bias, Window, kernels, pattern
-from xformer.attention.kernels import block_sparse, interpreted
+from xformer.attention.kernels import interpreted, pallas
 from xformer.attention.kernels.tile_lists import make_tile_lists, num_tiles
 
 SPARSE = BigBird(block_size=16, num_random_blocks=1, num_window_blocks=1, num_global_blocks=1, seed=4)
@@ -208,8 +208,8 @@ def test_nobody_named_gets_what_can_do_the_call(backend, trusted, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(kernels, "BEST", trusted)
     seen = []
-    real = block_sparse.attend
-    monkeypatch.setattr(block_sparse, "attend", lambda *a: seen.append(a) or real(*a))
+    real = pallas.attend
+    monkeypatch.setattr(pallas, "attend", lambda *a: seen.append(a) or real(*a))
     call = inputs(q_len=20, batch=1)
     biased = {"bias": np.zeros((1, 1, 20, 20), np.float32)}
     for op, options, able in ((Window(2, 2), {}, True), (Full(), biased, False)):

@@ -17,7 +17,7 @@ WAYS = {
     "remat": {"remat": True},
     "both": {"scan_layers": True, "remat": True},
 }
-# Padded, causal, with partial tiles: what makes layouts differ between layers.
+# Padded, causal, with partial tiles: what makes plans differ between layers.
 OPS = OPS | {"etc": BigBird(block_size=4, num_random_blocks=1, num_global_blocks=0, num_global_tokens=1, causal=True)}
 
 
@@ -116,7 +116,7 @@ def test_what_a_scan_can_not_do_is_said():
     with pytest.raises(NotImplementedError, match="layers can't share a trace"):
         make_model(reference, scan_layers=True)(inputs, mask)
     x = jnp.ones((1, 16, 2, 4))
-    with pytest.raises(NotImplementedError, match="a layout"):
-        Linformer(rank=4, max_len=16)(x, x, x, layout=1, params={})
+    with pytest.raises(NotImplementedError, match="a plan"):
+        Linformer(rank=4, max_len=16)(x, x, x, plan=1, params={})
     with pytest.raises(ValueError, match="make it with causal=True"):
-        Window()(x, x, x, layout=1, is_causal=True)
+        Window()(x, x, x, plan=1, is_causal=True)

@@ -10,7 +10,7 @@ import pytest
 import report_fake
 
 from xformer import report
-from xformer.report import costs, labels, results, stats, style, summary, tables, words
+from xformer.report import costs, formatting, labels, results, stats, style, summary, tables
 from xformer.report.costs import CostRow
 from xformer.report.tables import Table
 
@@ -64,21 +64,28 @@ def test_chance_level_depends_on_the_number_of_examples():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (999, "999"), (999.6, "1.00 k"), (1234567, "1.23 M"), (3.1e12, "3.10 T"), (math.nan, words.MISSING)],
+    [
+        (0, "0"),
+        (999, "999"),
+        (999.6, "1.00 k"),
+        (1234567, "1.23 M"),
+        (3.1e12, "3.10 T"),
+        (math.nan, formatting.MISSING),
+    ],
 )
 def test_si(value, text):
-    assert words.si(value) == text
+    assert formatting.si(value) == text
 
 
 def test_units_and_ratios():
-    assert [words.milliseconds(value) for value in (0.5, 77.53, 1500)] == ["0.50 ms", "77.5 ms", "1.50 s"]
-    assert [words.mebibytes(value) for value in (2**20, 2**31)] == ["1.0 MiB", "2.00 GiB"]
-    assert words.ratio(1, 2) == "0.50×" and words.ratio(math.nan, 2) == "" and words.ratio(1, 0) == ""
-    assert words.change(110, 100) == " (+10.0 %)" and words.change(100, 100) == ""
-    assert [words.length(n) for n in (512, 1000, 16384)] == ["512", "1000", "16k"]
-    assert words.listed(["a"]) == "a" and words.listed(["a", "b", "c"]) == "a, b and c"
-    assert words.quality(stats.Estimate(0.6134, 0.008, 3), "accuracy") == "61.3 ± 0.8 %"
-    assert words.quality(stats.Estimate(0.6134, None, 1), "accuracy") == "61.3 %"
+    assert [formatting.milliseconds(value) for value in (0.5, 77.53, 1500)] == ["0.50 ms", "77.5 ms", "1.50 s"]
+    assert [formatting.mebibytes(value) for value in (2**20, 2**31)] == ["1.0 MiB", "2.00 GiB"]
+    assert formatting.ratio(1, 2) == "0.50×" and formatting.ratio(math.nan, 2) == "" and formatting.ratio(1, 0) == ""
+    assert formatting.change(110, 100) == " (+10.0 %)" and formatting.change(100, 100) == ""
+    assert [formatting.length(n) for n in (512, 1000, 16384)] == ["512", "1000", "16k"]
+    assert formatting.listed(["a"]) == "a" and formatting.listed(["a", "b", "c"]) == "a, b and c"
+    assert formatting.quality(stats.Estimate(0.6134, 0.008, 3), "accuracy") == "61.3 ± 0.8 %"
+    assert formatting.quality(stats.Estimate(0.6134, None, 1), "accuracy") == "61.3 %"
 
 
 # Cost against length.
@@ -98,7 +105,7 @@ def test_crossover_is_where_a_variant_becomes_and_stays_cheaper():
     assert found == {"late": 2048, "back": None, "same": None, "absent": None}
     assert costs.crossover_text(rows, "late", "full", "flops") == "from 2,048"
     assert costs.crossover_text(rows, "back", "full", "flops") == "not up to 4,096"
-    assert costs.crossover_text(rows, "late", "full", "time_ms") == words.MISSING
+    assert costs.crossover_text(rows, "late", "full", "time_ms") == formatting.MISSING
     cheap = line("full", 2, 4) + line("cheap", 1, 2)
     assert costs.crossover_text(cheap, "cheap", "full", "flops") == "at every length, from 512"
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from xformer.attention.interface import Cost
+from xformer.attention.cost import Cost
 
 # Primitives that hold no matrix product: elementwise arithmetic, comparisons, reductions, data movement, indexing,
 # random bits, communication and state. Everything that is neither here nor handled below is reported as uncounted.

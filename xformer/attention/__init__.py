@@ -5,11 +5,12 @@
 """
 
 from xformer.attention.bigbird import BigBird
-from xformer.attention.build import ATTENTIONS, build
+from xformer.attention.cost import Cost
 from xformer.attention.full import Full
-from xformer.attention.interface import Attention, Cost, Shape
+from xformer.attention.interface import Attention, Shape
 from xformer.attention.linformer import Linformer
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
+from xformer.attention.registry import ATTENTIONS, build
 from xformer.attention.window import Window
 
 __all__ = [

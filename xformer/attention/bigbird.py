@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 
 from xformer.attention import pattern
-from xformer.attention.layout import ceil_div
-from xformer.attention.pairs import MAX_TILE, PairAttention
+from xformer.attention.engine.tile_plan import ceil_div
+from xformer.attention.pattern_attention import MAX_TILE, PatternAttention
 
 
 @dataclasses.dataclass(frozen=True)
-class BigBird(PairAttention):
+class BigBird(PatternAttention):
     """The union of a block window, global blocks and random blocks; the internal construction (ITC).
 
     The length is cut into `ceil(length / block_size)` blocks, so the pattern is a function of the padded length. Of the

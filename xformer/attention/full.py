@@ -6,11 +6,11 @@ import dataclasses
 from typing import ClassVar
 
 from xformer.attention import pattern
-from xformer.attention.pairs import PairAttention
+from xformer.attention.pattern_attention import PatternAttention
 
 
 @dataclasses.dataclass(frozen=True)
-class Full(PairAttention):
+class Full(PatternAttention):
     """Every query attends to every key: softmax(Q K^T / sqrt(head_dim)) V.
 
     Computed tile by tile with an online softmax (Dao et al. 2022), in memory linear in the length.

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention import meshes
-from xformer.attention.arguments import Call, normalize
+from xformer.attention.call import Call, normalize
+from xformer.attention.cost import Cost
+from xformer.attention.engine import mesh_axes
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -44,31 +45,6 @@ class Shape:
     def kv_heads(self) -> int:
         """Number of key and value heads."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a call costs.
-
-    Attributes:
-      flops: floating-point operations of matrix products and convolutions, 2 per multiply-add.
-      bytes: bytes of the call's array arguments and results, each counted once (float32 for closed forms).
-      params: number of trainable parameters.
-      uncounted: names of what could not be counted; empty when `flops` is the whole truth.
-    """
-
-    flops: int
-    bytes: int
-    params: int = 0
-    uncounted: tuple[str, ...] = ()
-
-    def __add__(self, other: Cost) -> Cost:
-        uncounted = self.uncounted + tuple(name for name in other.uncounted if name not in self.uncounted)
-        return Cost(self.flops + other.flops, self.bytes + other.bytes, self.params + other.params, uncounted)
-
-    def scale(self, times: int) -> Cost:
-        """The cost of doing this `times` times with the same parameters."""
-        return dataclasses.replace(self, flops=self.flops * times, bytes=self.bytes * times)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +99,7 @@ class Attention:
         precision: Any = None,
         module: Any = None,
         params: Params | None = None,
-        layout: Any = None,
+        plan: Any = None,
     ) -> Array:
         """Attends. The arguments are those of Flax's `attention_fn`, and a few more.
 
@@ -144,7 +120,7 @@ class Attention:
           precision: passed to the matrix products.
           module: Flax's request to sow the weights; not possible here, see `xformer.nn.AttentionFn`.
           params: what `init` gave.
-          layout: one layer's entry of what `layouts` gave: attends as `at_layer` of that layer does, in one trace.
+          plan: one layer's entry of what `plans` gave: attends as `at_layer` of that layer does, in one trace.
 
         Returns:
           `[*batch, q_len, num_heads, head_dim]`. A query with nothing to attend to gets zeros and gives no gradient.
@@ -155,10 +131,8 @@ class Attention:
           NotImplementedError: an argument that this variant cannot honour.
         """
         if is_causal and not self.causal:
-            if layout is not None:
-                raise ValueError(
-                    f"{self._name}: a layout is causal or not when made; make it with causal=True on the op"
-                )
+            if plan is not None:
+                raise ValueError(f"{self._name}: a plan is causal or not when made; make it with causal=True on the op")
             self = dataclasses.replace(self, causal=True)
         if module is not None:
             raise NotImplementedError(
@@ -169,8 +143,8 @@ class Attention:
             query, key, value, bias, mask, segment_ids, query_offset, scale, dropout_rng, dropout_rate,
             broadcast_dropout, deterministic, dtype, precision,
         )  # fmt: skip
-        call = dataclasses.replace(call, layout=layout)
-        return call.restore(by_example(functools.partial(meshes.automatic, self.attend), call, params or {}))
+        call = dataclasses.replace(call, plan=plan)
+        return call.restore(by_example(functools.partial(mesh_axes.automatic, self.attend), call, params or {}))
 
     def attend(self, call: Call, params: Params) -> Array:
         """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, head_dim]`."""
@@ -204,11 +178,11 @@ class Attention:
         """This op for layer number `index` of a model; the same op unless layers must differ."""
         return self
 
-    def layouts(self, shape: Shape, num_layers: int) -> Any:
+    def plans(self, shape: Shape, num_layers: int) -> Any:
         """What tells `at_layer(0)` to `at_layer(num_layers - 1)` apart in calls of this shape, for a scan over layers.
 
         Returns:
-          A pytree of integer and bool arrays `[num_layers, ...]`; an entry of it is what `layout=` takes. None where
+          A pytree of integer and bool arrays `[num_layers, ...]`; an entry of it is what `plan=` takes. None where
           layers do not differ.
 
         Raises:

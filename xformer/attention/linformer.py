@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention.arguments import Call
+from xformer.attention.call import Call
+from xformer.attention.cost import Cost
+from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.full import Full
-from xformer.attention.interface import Attention, Cost, Params, Shape
-from xformer.attention.layout import ceil_div
-from xformer.attention.pairs import finish_cost
+from xformer.attention.interface import Attention, Params, Shape
+from xformer.attention.pattern_attention import finish_cost
 
 Array = jax.Array
 Sharing = Literal["none", "headwise", "key_value"]
@@ -110,8 +111,8 @@ class Linformer(Attention):
         if kv_len > self.max_len:
             raise ValueError(f"Linformer(max_len={self.max_len}) takes at most that many keys, got {kv_len}")
         mixed = "Linformer cannot honour {}: its slots mix the length, so there are no token pairs left"
-        if call.layout is not None:
-            raise NotImplementedError(mixed.format("a layout"))
+        if call.plan is not None:
+            raise NotImplementedError(mixed.format("a plan"))
         if call.bias is not None:
             raise NotImplementedError(mixed.format("a bias"))
         if call.q_segments is not None:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.interface import Params, Shape
-from xformer.attention.relative import Relative
 
 Array = jax.Array
 
@@ -29,7 +29,7 @@ class Position:
         return 0
 
     @property
-    def reach(self) -> int | None:
+    def constant_beyond(self) -> int | None:
         """All distances this far back are alike to the term, and so are all this far ahead; None where they aren't."""
         return None
 
@@ -77,7 +77,7 @@ class Shaw(Position):
             raise ValueError(f"Shaw.values must be True or False, got {self.values!r}")
 
     @property
-    def reach(self) -> int:
+    def constant_beyond(self) -> int:
         return self.max_distance
 
     @property
@@ -149,7 +149,7 @@ class T5Bias(Position):
         _check_at_least(self, "max_distance", self.num_buckets // 2 + 1)
 
     @property
-    def reach(self) -> int:
+    def constant_beyond(self) -> int:
         return self.max_distance
 
     def init(self, rng: Array, shape: Shape) -> Params:

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 
 from xformer.attention import pattern
-from xformer.attention.pairs import PairAttention
+from xformer.attention.pattern_attention import PatternAttention
 
 
 @dataclasses.dataclass(frozen=True)
-class Window(PairAttention):
+class Window(PatternAttention):
     """Each query attends to itself, the `left` tokens before it and the `right` tokens after it.
 
     Attributes:

@@ -153,8 +153,8 @@ class EncoderClassifier(nnx.Module):
             keys = jax.random.split(rngs.dropout(), self.num_layers)
         if self.scan_layers:
             length = x_BxTxW.shape[1]
-            layouts = self.attention.layouts(Shape(len(inputs), length, length, *self.heads), self.num_layers)
-            options = {"shared": self.share_attention_params, "layouts": layouts}
+            plans = self.attention.plans(Shape(len(inputs), length, length, *self.heads), self.num_layers)
+            options = {"shared": self.share_attention_params, "plans": plans}
             x_BxTxW = stack.scan_blocks(
                 self.blocks, self.num_layers, x_BxTxW, mask, keys=keys, remat=self.remat, **options
             )

@@ -9,8 +9,8 @@ from flax import nnx
 from flax.typing import Dtype, PrecisionLike
 
 from xformer.attention import Attention
+from xformer.nn.attention_weights import attention_weights
 from xformer.nn.params import has_params, init_shape
-from xformer.nn.weights import attention_weights
 
 Array = jax.Array
 
@@ -75,7 +75,7 @@ class AttentionFn(nnx.Module):
         precision: PrecisionLike = None,
         module: nnx.Module | None = None,
         params: dict[str, Any] | None = None,
-        layout: Any = None,
+        plan: Any = None,
     ) -> Array:
         """The op's own `__call__`, with this module's parameters unless `params` are given.
 
@@ -106,6 +106,6 @@ class AttentionFn(nnx.Module):
             dropout_rate=dropout_rate,
             broadcast_dropout=broadcast_dropout,
             deterministic=deterministic,
-            layout=layout,
+            plan=plan,
             **options,
         )

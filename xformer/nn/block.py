@@ -75,15 +75,15 @@ class EncoderBlock(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        layout: Any = None,
+        plan: Any = None,
     ) -> Array:
         """Maps `[batch, length, width]` to the same; `mask` bool `[batch, length]` is True at real tokens.
 
-        `layout` is passed on to the attention op.
+        `plan` is passed on to the attention op.
         """
 
         def attend(x_BxTxW: Array) -> Array:
-            return self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, layout=layout)
+            return self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, plan=plan)
 
         def feed(x_BxTxW: Array) -> Array:
             return self.feed_forward(x_BxTxW, deterministic=deterministic, rngs=rngs)

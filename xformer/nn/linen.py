@@ -9,8 +9,8 @@ import jax
 from flax.typing import Dtype, PrecisionLike
 
 from xformer.attention import Attention
+from xformer.nn.attention_weights import attention_weights
 from xformer.nn.params import init_shape
-from xformer.nn.weights import attention_weights
 
 Array = jax.Array
 
@@ -55,7 +55,7 @@ class AttentionFn(nn.Module):
         precision: PrecisionLike = None,
         module: nn.Module | None = None,
         params: dict[str, Any] | None = None,
-        layout: Any = None,
+        plan: Any = None,
     ) -> Array:
         """The op's own `__call__`, with this module's parameters unless `params` are given.
 
@@ -86,7 +86,7 @@ class AttentionFn(nn.Module):
             dropout_rate=dropout_rate,
             broadcast_dropout=broadcast_dropout,
             deterministic=deterministic,
-            layout=layout,
+            plan=plan,
             **options,
         )
 

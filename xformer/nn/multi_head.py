@@ -74,7 +74,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        layout: Any = None,
+        plan: Any = None,
     ) -> Array:
         """Attends within each sequence.
 
@@ -83,7 +83,7 @@ class MultiHeadAttention(nnx.Module):
           mask: bool `[batch, length]`, True where a token is real; None: all are.
           deterministic: no dropout.
           rngs: stream `dropout` draws the dropout mask.
-          layout: passed on to the op, for a layer whose number is known only at run time; see `Attention.layouts`.
+          plan: passed on to the op, for a layer whose number is known only at run time; see `Attention.plans`.
 
         Returns:
           `[batch, length, width]` in `dtype`.
@@ -93,7 +93,7 @@ class MultiHeadAttention(nnx.Module):
             if rngs is None:
                 raise ValueError(f"dropout_rate {self.dropout_rate} with deterministic=False needs rngs, got None")
             dropout_rng = rngs.dropout()
-        own: dict[str, Any] = {} if layout is None else {"layout": layout}
+        own: dict[str, Any] = {} if plan is None else {"plan": plan}
         out_BxTxHxD = self.attention_fn(
             self.query(x),
             self.key(x),

@@ -75,30 +75,30 @@ def scan_blocks(
     mask: Array | None,
     *,
     keys: Array | None,
-    layouts: Any = None,
+    plans: Any = None,
     shared: bool = False,
     remat: bool = False,
 ) -> Array:
     """`run_blocks` for stacked blocks: one trace and one compiled body, however many layers there are.
 
     Args:
-      layouts: what `Attention.layouts` gives.
+      plans: what `Attention.plans` gives.
       shared: as given to `stack_blocks`.
     """
     graphdef, common, own = _split(stacked, shared)
 
     def body(x: Array, layer: Any) -> tuple[Array, None]:
-        own, key, layout = layer
-        return _run(nnx.merge(graphdef, common, own), x, mask, key, layout), None
+        own, key, plan = layer
+        return _run(nnx.merge(graphdef, common, own), x, mask, key, plan), None
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)  # a scan keeps the copies apart by itself
-    return jax.lax.scan(body, x, (own, keys, layouts), length=num_layers)[0]
+    return jax.lax.scan(body, x, (own, keys, plans), length=num_layers)[0]
 
 
-def _run(block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, layout: Any = None) -> Array:
+def _run(block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, plan: Any = None) -> Array:
     rngs = None if key is None else nnx.Rngs(dropout=key)
-    return block(x, mask, deterministic=key is None, rngs=rngs, layout=layout)
+    return block(x, mask, deterministic=key is None, rngs=rngs, plan=plan)
 
 
 def _split(block: EncoderBlock, shared: bool) -> tuple[Any, Any, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 
-from xformer.report import labels, style, words
+from xformer.report import formatting, labels, style
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Panel:
 
 
 PANELS = (
-    Panel("flops", "FLOPs, forward", words.si, words.tick_flops),
-    Panel("time_ms", "time, forward", words.milliseconds, words.tick_milliseconds),
-    Panel("train_time_ms", "time, forward + backward", words.milliseconds, words.tick_milliseconds),
-    Panel("memory_bytes", "temporary memory, forward + backward", words.mebibytes, words.tick_bytes, base=4),
+    Panel("flops", "FLOPs, forward", formatting.si, formatting.tick_flops),
+    Panel("time_ms", "time, forward", formatting.milliseconds, formatting.tick_milliseconds),
+    Panel("train_time_ms", "time, forward + backward", formatting.milliseconds, formatting.tick_milliseconds),
+    Panel("memory_bytes", "temporary memory, forward + backward", formatting.mebibytes, formatting.tick_bytes, base=4),
 )
 
 
@@ -78,7 +78,7 @@ def crossover_text(rows: Sequence[CostRow], variant: str, reference: str, key: s
     full = dict(series(rows, reference, key))
     shared = [length for length, _ in series(rows, variant, key) if length in full]
     if not shared or variant == reference:
-        return words.MISSING
+        return formatting.MISSING
     found = crossover(rows, variant, reference, key)
     if found is None:
         return f"not up to {shared[-1]:,}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from xformer.report import costs, patterns, quality, results, style, summary, tables, words
+from xformer.report import costs, formatting, patterns, quality, results, style, summary, tables
 from xformer.report.costs import CostRow
 from xformer.report.patterns import Pattern
 from xformer.report.results import Comparison
@@ -139,16 +139,16 @@ def _lead(comparison: Comparison, rows: Sequence[Row]) -> str:
     if not done:
         return f"{state or 'No run has a result. '}".strip()
     best = (max if comparison.higher_is_better else min)(done, key=lambda row: row.quality.mean)
-    spell = lambda row: words.quality(row.quality, comparison.metric)
+    spell = lambda row: formatting.quality(row.quality, comparison.metric)
     text = f"{state}{best.variant} has the best test {comparison.metric}, {spell(best)}."
     alike = [row.variant for row in done if row is not best and row.quality.overlaps(best.quality)]
     if alike:
-        text += f" That is not clearly better than {words.listed(alike)}: the intervals overlap."
+        text += f" That is not clearly better than {formatting.listed(alike)}: the intervals overlap."
     reference = next(row for row in rows if row.variant == comparison.reference)
     priced = [row for row in done if math.isfinite(row.train_flops)]
     if priced and math.isfinite(reference.train_flops):
         cheapest = min(priced, key=lambda row: row.train_flops)
-        share = words.ratio(cheapest.train_flops, reference.train_flops)
+        share = formatting.ratio(cheapest.train_flops, reference.train_flops)
         if cheapest is not reference:
             text += (f" {cheapest.variant} takes the fewest training FLOPs, {share} those of {reference.variant}, "
                      f"and reaches {spell(cheapest)}.")  # fmt: skip
@@ -158,9 +158,8 @@ def _lead(comparison: Comparison, rows: Sequence[Row]) -> str:
 def _differences_note(comparison: Comparison) -> str:
     other = [key for key in summary.differences(comparison) if not key.startswith("attention.")]
     if other:
-        return (
-            f"More than attention: {words.listed(other)} differ too, so attention alone does not explain the results."
-        )
+        names = formatting.listed(other)
+        return f"More than attention: {names} differ too, so attention alone does not explain the results."
     return (
         "Attention only. Model sizes, data and their order, seeds, steps and optimizer are the same for all variants."
     )

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from xformer.report import style
-from xformer.report.words import percent
+from xformer.report.formatting import percent
 
 CELLS = 32  # cells along each side of a panel, at most
 COLUMNS = 4

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from xformer.report import labels, style, words
+from xformer.report import formatting, labels, style
 from xformer.report.results import Comparison
 from xformer.report.stats import Estimate, estimate
 from xformer.report.summary import Row, majority
@@ -26,8 +26,10 @@ class Panel(NamedTuple):
 
 
 PANELS = (
-    Panel("against training FLOPs", "training FLOPs", lambda row: row.train_flops, words.tick_flops),
-    Panel("against measured time", "time of a training step", lambda row: row.step_time_ms, words.tick_milliseconds),
+    Panel("against training FLOPs", "training FLOPs", lambda row: row.train_flops, formatting.tick_flops),
+    Panel(
+        "against measured time", "time of a training step", lambda row: row.step_time_ms, formatting.tick_milliseconds
+    ),
 )
 
 
@@ -63,7 +65,7 @@ def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
                 color=colour, alpha=0.13, lw=0,
             )  # fmt: skip
         every = [value for points in drawn.values() for _, value in points]
-        style.log_axis(ax, "x", words.tick_flops)
+        style.log_axis(ax, "x", formatting.tick_flops)
         ax.set_xlabel("training FLOPs so far")
         _quality_axis(ax, comparison, every, "validation")
         chance = _chance_line(ax, comparison, theme)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xformer.report import style, words
+from xformer.report import formatting, style
 from xformer.report.costs import CostRow, Panel
 from xformer.report.costs import picture as cost_picture
 
@@ -16,10 +16,10 @@ OURS = "xformer"
 COLUMNS = ("length", "mode", "variant", "contender", "time", "/ xformer", "/ full", "memory", "FLOP/s", "of GEMM")
 _FIELDS = {"forward": ("time_ms", "forward_bytes"), "forward_backward": ("train_time_ms", "memory_bytes")}
 _PANELS = (
-    Panel("time_ms", "time, forward", words.milliseconds, words.tick_milliseconds),
-    Panel("train_time_ms", "time, forward + backward", words.milliseconds, words.tick_milliseconds),
-    Panel("forward_bytes", "extra memory, forward", words.mebibytes, words.tick_bytes, base=4),
-    Panel("memory_bytes", "extra memory, forward + backward", words.mebibytes, words.tick_bytes, base=4),
+    Panel("time_ms", "time, forward", formatting.milliseconds, formatting.tick_milliseconds),
+    Panel("train_time_ms", "time, forward + backward", formatting.milliseconds, formatting.tick_milliseconds),
+    Panel("forward_bytes", "extra memory, forward", formatting.mebibytes, formatting.tick_bytes, base=4),
+    Panel("memory_bytes", "extra memory, forward + backward", formatting.mebibytes, formatting.tick_bytes, base=4),
 )
 
 
@@ -65,11 +65,11 @@ def table(result: Mapping[str, Any]) -> str:
             skipped.append(f"skipped: {', '.join(where)}: {row['skipped']}")
             continue
         ratios = [
-            words.ratio(row["seconds"], seconds.get(_key(row, variant), {}).get("seconds", math.nan))
+            formatting.ratio(row["seconds"], seconds.get(_key(row, variant), {}).get("seconds", math.nan))
             for variant in (row["variant"], "full")
         ]
-        rate = (words.si(row["flops_per_second"]), words.percent(row["share_of_gemm"], 0))
-        cells = (words.milliseconds(1e3 * row["seconds"]), *ratios, words.mebibytes(_memory(row)), *rate)
+        rate = (formatting.si(row["flops_per_second"]), formatting.percent(row["share_of_gemm"], 0))
+        cells = (formatting.milliseconds(1e3 * row["seconds"]), *ratios, formatting.mebibytes(_memory(row)), *rate)
         lines.append((*where, *cells))
     return "\n".join([*_aligned(lines), *skipped])
 

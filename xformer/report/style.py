@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from xformer.report import words
+from xformer.report import formatting
 
 DPI = 200
 WIDTH = 7.6  # inches; the page shows pictures at about this size
@@ -121,7 +121,7 @@ def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(list(lengths)))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.length(round(value))))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.length(round(value))))
     ax.set_xlabel("length (tokens)")
 
 

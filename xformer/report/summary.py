@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from xformer.report import words
+from xformer.report import formatting
 from xformer.report.results import Comparison, Run, number
 from xformer.report.stats import Estimate, at_chance, estimate
 
@@ -118,7 +118,7 @@ def _unfinished(run: Run) -> str:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {words.listed([str(seed) for seed in seeds])}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {formatting.listed([str(seed) for seed in seeds])}"
 
 
 def devices(comparison: Comparison) -> list[str]:
@@ -150,7 +150,7 @@ def differences(comparison: Comparison) -> dict[str, dict[str, str]]:
         if config is not None:
             flat[variant] = {key: value for key, value in flatten(config) if key not in ("name", "seed")}
     keys = dict.fromkeys(key for values in flat.values() for key in values)
-    table = {key: {variant: values.get(key, words.MISSING) for variant, values in flat.items()} for key in keys}
+    table = {key: {variant: values.get(key, formatting.MISSING) for variant, values in flat.items()} for key in keys}
     return {key: values for key, values in table.items() if len(set(values.values())) > 1}
 
 

@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 
-from xformer.report import costs, summary, words
+from xformer.report import costs, formatting, summary
 from xformer.report.costs import CostRow
 from xformer.report.results import Comparison, Run, number
 from xformer.report.summary import Row
@@ -70,7 +70,7 @@ def variants(comparison: Comparison, rows: Sequence[Row]) -> Table:
 
 def _variant(row: Row, reference: Row, metric: str, waits: bool) -> tuple[str, ...]:
     def against(text: str, value: float, base: float) -> str:
-        times = words.ratio(value, base) if row is not reference else ""
+        times = formatting.ratio(value, base) if row is not reference else ""
         return f"{text} ({times})" if times else text
 
     marks = [
@@ -79,15 +79,15 @@ def _variant(row: Row, reference: Row, metric: str, waits: bool) -> tuple[str, .
     seeds = f"{row.finished}" if row.finished == row.planned else f"{row.finished} of {row.planned}"
     cells = (
         row.variant,
-        words.quality(row.quality, metric) + (f" [{', '.join(marks)}]" if marks else ""),
+        formatting.quality(row.quality, metric) + (f" [{', '.join(marks)}]" if marks else ""),
         seeds,
-        words.si(row.num_params) + words.change(row.num_params, reference.num_params),
-        words.si(row.flops_per_step),
-        against(words.si(row.train_flops), row.train_flops, reference.train_flops),
-        against(words.milliseconds(row.step_time_ms), row.step_time_ms, reference.step_time_ms),
-        words.mebibytes(row.peak_memory_bytes),
+        formatting.si(row.num_params) + formatting.change(row.num_params, reference.num_params),
+        formatting.si(row.flops_per_step),
+        against(formatting.si(row.train_flops), row.train_flops, reference.train_flops),
+        against(formatting.milliseconds(row.step_time_ms), row.step_time_ms, reference.step_time_ms),
+        formatting.mebibytes(row.peak_memory_bytes),
     )
-    return (*cells, words.percent(row.input_wait)) if waits else cells
+    return (*cells, formatting.percent(row.input_wait)) if waits else cells
 
 
 def runs(comparison: Comparison) -> Table:
@@ -100,9 +100,9 @@ def runs(comparison: Comparison) -> Table:
 def _run(run: Run, metric: str) -> tuple[str, ...]:
     state = CHANCE if run.result is not None and summary.is_at_chance(run) else run.status
     show = (
-        words.percent
+        formatting.percent
         if metric == "accuracy"
-        else lambda value: f"{value:.4f}" if math.isfinite(value) else words.MISSING
+        else lambda value: f"{value:.4f}" if math.isfinite(value) else formatting.MISSING
     )
     best = number(run.result, "best_step")
     return (
@@ -111,9 +111,9 @@ def _run(run: Run, metric: str) -> tuple[str, ...]:
         state,
         show(run.test(metric)),
         show(number((run.result or {}).get("eval"), metric)),
-        f"{best:,.0f}" if math.isfinite(best) else words.MISSING,
-        words.percent(summary.majority(run)),
-        words.milliseconds(number(run.result, "step_time_ms")),
+        f"{best:,.0f}" if math.isfinite(best) else formatting.MISSING,
+        formatting.percent(summary.majority(run)),
+        formatting.milliseconds(number(run.result, "step_time_ms")),
     )
 
 

@@ -20,8 +20,8 @@ from xformer.train.feed import Feed
 from xformer.train.health import finite_report
 from xformer.train.interruption import Interruption
 from xformer.train.metrics import MetricsWriter
-from xformer.train.position import TIMES, Position
 from xformer.train.progress import Progress
+from xformer.train.run_state import TIMES, Position
 from xformer.train.settings import TrainConfig
 from xformer.train.step import COUNTS, TrainState
 

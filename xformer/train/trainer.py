@@ -24,8 +24,8 @@ from xformer.train.feed import Feed
 from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
 from xformer.train.metrics import MetricsWriter
-from xformer.train.position import Position
 from xformer.train.progress import Progress
+from xformer.train.run_state import Position
 from xformer.train.settings import TrainConfig
 from xformer.train.step import Task, num_params
 

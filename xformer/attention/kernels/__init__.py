@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import jax
 from jax.extend import backend as backends
 
-from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.kernels import block_sparse, cudnn, splash
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.kernels import cudnn, pallas, splash
 from xformer.attention.pattern import Pattern
 
-KERNELS = {"pallas": block_sparse, "splash": splash, "cudnn": cudnn}
+KERNELS = {"pallas": pallas, "splash": splash, "cudnn": cudnn}
 PLATFORMS = {"pallas": "gpu", "splash": "tpu", "cudnn": "gpu"}
 # The first that can do a call where it is made is what `implementation=None` takes. A kernel joins once it has been
 # checked and timed on its platform (benchmarks/gpu_kernels.py); until then it runs when it is named.

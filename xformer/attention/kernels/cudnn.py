@@ -11,8 +11,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.kernels.block_sparse import common_refusals, key_padding, merge_heads
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.kernels.pallas import common_refusals, key_padding, merge_heads
 from xformer.attention.kernels.tile_lists import num_tiles
 from xformer.attention.pattern import And, Causal, Full, Pattern, Window
 

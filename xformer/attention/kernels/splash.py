@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.kernels.block_sparse import common_refusals, key_padding, merge_heads
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.tile_plan import round_up
+from xformer.attention.kernels.pallas import common_refusals, key_padding, merge_heads
 from xformer.attention.kernels.tile_lists import num_tiles
-from xformer.attention.layout import round_up
 from xformer.attention.pattern import Bounds, Pattern
 
 Array = jax.Array

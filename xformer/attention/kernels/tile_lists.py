@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xformer.attention.layout import Bank, ceil_div
+from xformer.attention.engine.tile_plan import PairMasks, ceil_div
 from xformer.attention.pattern import And, Bounds, Full, Global, Or, Pattern, Random
 
 NOTHING = Global(0, 0, 2**31 - 1)
@@ -84,7 +84,7 @@ def make_tile_lists(
     some, every = pattern.tiles(bounds)
     heads = max(some.shape[0], every.shape[0])
     some, every = (np.broadcast_to(x, (heads, *x.shape[1:])).copy() for x in (some, every))
-    bank, tests = Bank(pattern, q_block, kv_block), np.zeros(some.shape, np.int32)
+    bank, tests = PairMasks(pattern, q_block, kv_block), np.zeros(some.shape, np.int32)
     for head, row, column in np.argwhere(some & ~every):
         test = bank.index(head, bounds.q_first[row], bounds.k_first[column])
         tests[head, row, column] = test

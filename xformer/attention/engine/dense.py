@@ -8,22 +8,22 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xformer.attention.call import Controls, Inputs, Settings
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.relative_tiles import RelativeTiles, ends_of
 from xformer.attention.pattern import Pattern
-from xformer.attention.relative import RelativeTiles, ends_of
 
 Array = jax.Array
 
 
 def relative_tiles(q_len: int, kv_len: int, radius: int) -> RelativeTiles:
-    """The whole score matrix as one tile, with products by row."""
+    """The whole score matrix as one tile, with products with the whole table."""
     return RelativeTiles(q_len, kv_len, radius, math.inf)
 
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> tuple[Array, Array]:
     """Output `[batch, q_len, kv_heads, groups, head_dim]` and weights `[batch, kv_heads, groups, q_len, kv_len]`.
 
-    `controls.layout` is not read. Computes in float32, or in float64 for float64 inputs.
+    `controls.plan` is not read. Computes in float32, or in float64 for float64 inputs.
     """
     _, q_len, kv_heads, groups, _ = inputs.query.shape
     kv_len = inputs.key.shape[1]

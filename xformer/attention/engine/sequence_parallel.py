@@ -1,9 +1,9 @@
 """Attention over a sequence that is cut along the mesh axis `sequence` (context parallelism).
 
-The devices share out the query tiles of one and the same layout, consecutive ones each, so the result, dropout
+The devices share out the query tiles of one and the same plan, consecutive ones each, so the result, dropout
 included, is that of one device. Every device computes its own queries and needs keys and values of others:
 
-- Where the layout reaches only so many tiles to each side (windows), neighbours send each other just these.
+- Where the plan reaches only so many tiles to each side (windows), neighbours send each other just these.
 - Else all are gathered. That goes for random blocks too: nothing that is traced may depend on the draw, so an exchange
   of single blocks would have to be sized for the worst draw, in which one device needs all blocks of another. And
   whoever computes a row of global blocks needs every key anyway.
@@ -25,9 +25,10 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from xformer.attention import block_sparse
-from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.layout import Group, Layout, ceil_div, round_up
+from xformer.attention.engine.attend import attend as attend_plan
+from xformer.attention.engine.attend import attend_tiles, pad, pad_pairs
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.tile_plan import TileGroup, TilePlan, ceil_div, round_up
 
 Array = jax.Array
 AXIS = "sequence"
@@ -35,23 +36,23 @@ AXIS = "sequence"
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["layout"],
-    meta_fields=["num_shards", "num_rows", "halo"],
+    data_fields=["plan"],
+    meta_fields=["num_shards", "num_query_tiles", "halo"],
 )
 @dataclasses.dataclass(frozen=True)
-class Shares:
-    """A layout shared out to the devices of the axis.
+class ShardedPlan:
+    """A plan shared out to the devices of the axis.
 
     Attributes:
-      layout: every array has a leading axis `[num_shards]`. Rows count from the device's first; those of a device that
-        has fewer than others in a group are numbered `num_rows` and attend to nothing.
-      num_rows: query tiles of a device.
+      plan: every array has a leading axis `[num_shards]`. Rows count from the device's first; those of a device that
+        has fewer than others in a group are numbered `num_query_tiles` and attend to nothing.
+      num_query_tiles: query tiles of a device.
       halo: key tiles that a device needs before and after its own, as many as its query tiles; None: it needs all.
     """
 
-    layout: Layout
+    plan: TilePlan
     num_shards: int
-    num_rows: int
+    num_query_tiles: int
     halo: tuple[int, int] | None
 
 
@@ -66,73 +67,73 @@ def num_shards() -> int:
     return mesh.shape[AXIS]
 
 
-def share(layouts: Sequence[Layout], q_len: int, kv_len: int) -> list[Any]:
-    """Each layout shared out to the devices of the axis; as it is where there is one. All must have the same shapes."""
+def share(plans: Sequence[TilePlan], q_len: int, kv_len: int) -> list[Any]:
+    """Each plan shared out to the devices of the axis; as it is where there is one. All must have the same shapes."""
     shards = num_shards()
     if shards == 1:
-        return list(layouts)
-    num_rows = ceil_div(ceil_div(q_len, layouts[0].q_block), shards)
-    halo = _halo(layouts[0], shards, num_rows) if q_len == kv_len else None
-    return [Shares(_share(layout, shards, num_rows), shards, num_rows, halo) for layout in layouts]
+        return list(plans)
+    num_query_tiles = ceil_div(ceil_div(q_len, plans[0].q_block), shards)
+    halo = _halo(plans[0], shards, num_query_tiles) if q_len == kv_len else None
+    return [ShardedPlan(_share(plan, shards, num_query_tiles), shards, num_query_tiles, halo) for plan in plans]
 
 
-def _share(layout: Layout, shards: int, num_rows: int) -> Layout:
+def _share(plan: TilePlan, shards: int, num_query_tiles: int) -> TilePlan:
     groups = []
-    for group in layout.groups:
-        owner = group.rows // num_rows
+    for group in plan.groups:
+        owner = group.query_tiles // num_query_tiles
         most = int(np.bincount(owner, minlength=shards).max())
-        rows = np.full((shards, most), num_rows, np.int32)
-        columns = np.zeros((shards, *group.columns.shape[:1], most, *group.columns.shape[2:]), np.int32)
-        tests = np.ones_like(columns)
+        query_tiles = np.full((shards, most), num_query_tiles, np.int32)
+        key_tiles = np.zeros((shards, *group.key_tiles.shape[:1], most, *group.key_tiles.shape[2:]), np.int32)
+        mask_ids = np.ones_like(key_tiles)
         for shard in range(shards):
             mine = np.flatnonzero(owner == shard)
-            rows[shard, : len(mine)] = group.rows[mine] - shard * num_rows
-            columns[shard, :, : len(mine)] = group.columns[:, mine]
-            tests[shard, :, : len(mine)] = group.tests[:, mine]
-        chunks = (0, 0) if (rows == num_rows).any() else (group.far_chunks, group.full_chunks)
-        groups.append(Group(rows, columns, tests, *chunks))
-    bank = np.broadcast_to(layout.bank, (shards, *layout.bank.shape))
-    return dataclasses.replace(layout, groups=tuple(groups), bank=bank)
+            query_tiles[shard, : len(mine)] = group.query_tiles[mine] - shard * num_query_tiles
+            key_tiles[shard, :, : len(mine)] = group.key_tiles[:, mine]
+            mask_ids[shard, :, : len(mine)] = group.mask_ids[:, mine]
+        chunks = (0, 0) if (query_tiles == num_query_tiles).any() else (group.distant_chunks, group.unmasked_chunks)
+        groups.append(TileGroup(query_tiles, key_tiles, mask_ids, *chunks))
+    pair_masks = np.broadcast_to(plan.pair_masks, (shards, *plan.pair_masks.shape))
+    return dataclasses.replace(plan, groups=tuple(groups), pair_masks=pair_masks)
 
 
-def _halo(layout: Layout, shards: int, num_rows: int) -> tuple[int, int] | None:
+def _halo(plan: TilePlan, shards: int, num_query_tiles: int) -> tuple[int, int] | None:
     """Key tiles needed on each side of a device's own, where that is less than all and does not depend on a draw."""
-    if layout.q_block != layout.kv_block or any(len(group.columns) > 1 for group in layout.groups):
+    if plan.q_block != plan.kv_block or any(len(group.key_tiles) > 1 for group in plan.groups):
         return None  # heads that differ draw at random
     before = after = 0
-    for group in layout.groups:
-        first = (group.rows // num_rows * num_rows)[:, None, None]
-        listed = group.tests[0] != 1
-        before = max(before, int(np.where(listed, first - group.columns[0], 0).max()))
-        after = max(after, int(np.where(listed, group.columns[0] - (first + num_rows - 1), 0).max()))
-    return (before, after) if before + after < (shards - 1) * num_rows else None
+    for group in plan.groups:
+        first = (group.query_tiles // num_query_tiles * num_query_tiles)[:, None, None]
+        listed = group.mask_ids[0] != 1
+        before = max(before, int(np.where(listed, first - group.key_tiles[0], 0).max()))
+        after = max(after, int(np.where(listed, group.key_tiles[0] - (first + num_query_tiles - 1), 0).max()))
+    return (before, after) if before + after < (shards - 1) * num_query_tiles else None
 
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
-    """`block_sparse.attend`, for a layout that is shared out (`Shares`) and for one that is not."""
-    shares = controls.layout
-    if not isinstance(shares, Shares):
-        return block_sparse.attend(inputs, controls, settings)
+    """`engine.attend.attend`, for a plan that is shared out (`ShardedPlan`) and for one that is not."""
+    shares = controls.plan
+    if not isinstance(shares, ShardedPlan):
+        return attend_plan(inputs, controls, settings)
     q_len, kv_len = inputs.query.shape[1], inputs.key.shape[1]
-    layout, shards = shares.layout, shares.num_shards
-    q_total = shards * shares.num_rows * layout.q_block
+    plan, shards = shares.plan, shares.num_shards
+    q_total = shards * shares.num_query_tiles * plan.q_block
     kv_total = round_up(kv_len, shards) if shares.halo is None else q_total
-    q_pad, pairs_pad = q_total - q_len, round_up(kv_len, layout.kv_block) - kv_len
+    q_pad, pairs_pad = q_total - q_len, round_up(kv_len, plan.kv_block) - kv_len
     inputs = inputs._replace(
-        query=block_sparse.pad(inputs.query, 1, q_pad),
-        key=block_sparse.pad(inputs.key, 1, kv_total - kv_len),
-        value=block_sparse.pad(inputs.value, 1, kv_total - kv_len),
-        bias=_exact(block_sparse.pad_pairs(inputs.bias, q_pad, pairs_pad)),
+        query=pad(inputs.query, 1, q_pad),
+        key=pad(inputs.key, 1, kv_total - kv_len),
+        value=pad(inputs.value, 1, kv_total - kv_len),
+        bias=_exact(pad_pairs(inputs.bias, q_pad, pairs_pad)),
         relative=jax.tree.map(_exact, inputs.relative),
     )
     controls = controls._replace(
-        layout=None,
-        mask=block_sparse.pad_pairs(controls.mask, q_pad, pairs_pad),
-        q_segments=block_sparse.pad(controls.q_segments, 3, q_pad),
-        kv_segments=block_sparse.pad(controls.kv_segments, 4, pairs_pad),
+        plan=None,
+        mask=pad_pairs(controls.mask, q_pad, pairs_pad),
+        q_segments=pad(controls.q_segments, 3, q_pad),
+        kv_segments=pad(controls.kv_segments, 4, pairs_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
-        first_row=jnp.int32(0),
-        first_column=jnp.int32(0),
+        first_query_tile=jnp.int32(0),
+        first_key_tile=jnp.int32(0),
         first_example=jnp.int32(0),
     )
     return _attend(inputs, controls, shares, settings, kv_len)[:, :q_len]
@@ -147,7 +148,7 @@ def _exact(x: Any) -> Any:
 
 # Jitted for calls outside jit, where shard_map can't leave axes to the compiler.
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def _attend(inputs: Inputs, controls: Controls, shares: Shares, settings: Settings, kv_len: int) -> Array:
+def _attend(inputs: Inputs, controls: Controls, shares: ShardedPlan, settings: Settings, kv_len: int) -> Array:
     """Arrays of whole shares; keys and values have `kv_len` tokens without padding."""
     along: Any = P(None, AXIS)
     pairs_along: Any = P(None, None, None, AXIS)
@@ -169,26 +170,26 @@ def _attend(inputs: Inputs, controls: Controls, shares: Shares, settings: Settin
     return run(inputs, controls, shares)
 
 
-def _local(inputs: Inputs, controls: Controls, shares: Shares, *, settings: Settings, kv_len: int) -> Array:
+def _local(inputs: Inputs, controls: Controls, shares: ShardedPlan, *, settings: Settings, kv_len: int) -> Array:
     """One device's queries."""
-    layout = jax.tree.map(lambda x: x[0], shares.layout)
-    kv_total = round_up(kv_len, layout.kv_block)
-    first_row = jax.lax.axis_index(AXIS) * shares.num_rows
-    first_column: Array | int = 0
+    plan = jax.tree.map(lambda x: x[0], shares.plan)
+    kv_total = round_up(kv_len, plan.kv_block)
+    first_query_tile = jax.lax.axis_index(AXIS) * shares.num_query_tiles
+    first_key_tile: Array | int = 0
     if shares.halo is None:
         fetch = functools.partial(_gather, length=kv_total)
     else:
-        fetch = functools.partial(_fetch, block=layout.kv_block, halo=shares.halo, shards=shares.num_shards)
-        first_column = first_row - shares.halo[0]
+        fetch = functools.partial(_fetch, block=plan.kv_block, halo=shares.halo, shards=shares.num_shards)
+        first_key_tile = first_query_tile - shares.halo[0]
     inputs = inputs._replace(key=fetch(inputs.key), value=fetch(inputs.value))
-    controls = controls._replace(layout=layout, first_row=first_row, first_column=first_column)
-    return block_sparse.attend_tiles((settings, kv_len if kv_total > kv_len else None), inputs, controls)
+    controls = controls._replace(plan=plan, first_query_tile=first_query_tile, first_key_tile=first_key_tile)
+    return attend_tiles((settings, kv_len if kv_total > kv_len else None), inputs, controls)
 
 
 def _gather(x: Array, length: int) -> Array:
     """All keys or values `[b, length, k, depth]` from a device's own, cut or padded to whole blocks."""
     x = _all_gather(x)[:, :length]
-    return block_sparse.pad(x, 1, length - x.shape[1])
+    return pad(x, 1, length - x.shape[1])
 
 
 @jax.custom_vjp

@@ -63,40 +63,42 @@ class Sums(NamedTuple):
             by_distance = by_distance + part.by_distance
         return Sums(ends, by_distance)
 
-    def scaled(self, factor: Array, far: bool) -> Sums:
-        """All times `factor` `[b, k, g, q_block]`; as long as tiles are `far`, nothing was summed by distance."""
+    def scaled(self, factor: Array, distant: bool) -> Sums:
+        """All times `factor` `[b, k, g, q_block]`; as long as tiles are `distant`, nothing was summed by distance."""
         factor, by_distance = factor[..., None], self.by_distance
-        return Sums(self.ends * factor, by_distance if far or by_distance is None else by_distance * factor)
+        return Sums(self.ends * factor, by_distance if distant or by_distance is None else by_distance * factor)
 
 
 class RelativeTiles:
     """Reads tables for one query tile and a chunk of key tiles, and sums gradients back into them.
 
-    Products with a table are taken one of two ways. By row: of the query tile with the whole table, once. By tile: with
-    just the `width` distances that a tile holds. The first is for short tables. Far tiles, whose pairs are all beyond
-    the radius on one side, need neither: a query has one value for all keys of such a tile. `near_per_row` counts the
-    other tiles that a query tile visits, on average.
+    Products with a table are taken one of two ways. Of the query tile with the whole table, once
+    (`whole_table`), which is for short tables; or by tile, with just the `width` distances that a tile holds. Distant
+    tiles, whose pairs are all beyond the radius on one side, need neither: a query has one value for all keys of such a
+    tile. `near_per_query_tile` is the number of other tiles that a query tile visits, on average.
 
     `starts`, int `[kv_heads, groups, chunk]`, is where each tile's first distance (from the last query to the first
     key) stands in the table; it may be far outside. Pairs are `[b, k, g, q_block, keys]`, keys being chunk x kv_block.
     """
 
-    def __init__(self, q_block: int, kv_block: int, radius: int, near_per_row: float, einsum: Any = jnp.einsum) -> None:
+    def __init__(
+        self, q_block: int, kv_block: int, radius: int, near_per_query_tile: float, einsum: Any = jnp.einsum
+    ) -> None:
         self.q_block, self.kv_block, self.radius, self.einsum = q_block, kv_block, radius, einsum
         self.size, self.width = 2 * radius + 1, q_block + kv_block
-        self.near_per_row = near_per_row
-        # The row is kept while its tiles are visited, so it must not be long, save where all pairs are kept anyway.
-        longest = math.inf if near_per_row == math.inf else max(self.width, LONGEST_ROW)
-        self.by_row = self.size <= min(near_per_row * self.width, longest)
+        self.near_per_query_tile = near_per_query_tile
+        # Products are kept while the key tiles are visited: the table must not be long, save where all pairs are kept.
+        longest = math.inf if near_per_query_tile == math.inf else max(self.width, LONGEST_ROW)
+        self.whole_table = self.size <= min(near_per_query_tile * self.width, longest)
 
     def flops(self, num_rows: int, head_dim: int) -> int:
         """FLOPs of the products with one table and its two ends, for `num_rows` query tiles of one head."""
-        distances = 2 + (self.size if self.by_row else self.near_per_row * self.width)
+        distances = 2 + (self.size if self.whole_table else self.near_per_query_tile * self.width)
         return 2 * self.q_block * round(num_rows * distances) * head_dim
 
-    def starts(self, first_query: Array, columns: Array) -> Array:
-        """`starts` of the key tiles `columns` for the query tile at `first_query`."""
-        return columns * self.kv_block - first_query - (self.q_block - 1) + self.radius
+    def starts(self, first_query: Array, key_tiles: Array) -> Array:
+        """`starts` of the key tiles `key_tiles` for the query tile at `first_query`."""
+        return key_tiles * self.kv_block - first_query - (self.q_block - 1) + self.radius
 
     def _index(self, starts: Array) -> Array:
         """Place in the table of every pair's distance, before clipping, int `[k, g, q_block, keys]`."""
@@ -104,11 +106,11 @@ class RelativeTiles:
         index = starts[:, :, None, :, None] + shift[:, None]
         return index.reshape(*starts.shape[:2], self.q_block, -1)
 
-    # By row: `[b, k, g, q_block, size]`, and the two ends of it, against pairs.
+    # Whole table: `[b, k, g, q_block, size]`, and the two ends of it, against pairs.
 
-    def expand(self, ends: Array, by_distance: Array | None, starts: Array, far: bool = False) -> Array:
-        """The value of each pair's distance, `[..., keys]`; `[..., 1]` for one far tile."""
-        if far or by_distance is None:
+    def expand(self, ends: Array, by_distance: Array | None, starts: Array, distant: bool = False) -> Array:
+        """The value of each pair's distance, `[..., keys]`; `[..., 1]` for one distant tile."""
+        if distant or by_distance is None:
             by_tile = jnp.where(self._above(starts), ends[..., 1:], ends[..., :1])
             return by_tile if starts.shape[2] == 1 else jnp.repeat(by_tile, self.kv_block, axis=-1)
         index = jnp.clip(self._index(starts), 0, self.size - 1)[None]
@@ -116,9 +118,9 @@ class RelativeTiles:
         wide = jnp.broadcast_to(by_distance, (*heads, self.q_block, self.size))
         return _pick(wide, jnp.broadcast_to(index, (*wide.shape[:-1], index.shape[-1])))
 
-    def collapse(self, pairs: Array, starts: Array, far: bool = False) -> Sums:
+    def collapse(self, pairs: Array, starts: Array, distant: bool = False) -> Sums:
         """The transpose of `expand`: the sum over the pairs of each distance."""
-        if far:
+        if distant:
             above, by_tile = self._above(starts), pairs.reshape(*pairs.shape[:-1], -1, self.kv_block).sum(-1)
             return Sums(_ends(jnp.where(above, 0, by_tile).sum(-1), jnp.where(above, by_tile, 0).sum(-1)))
         split = self._split(pairs)  # [b, k, g, chunk, q_block, kv_block]
@@ -137,7 +139,7 @@ class RelativeTiles:
         return Sums(_ends(below.sum(3), above.sum(3)), jnp.where(inside, picked, 0).sum(3))
 
     def _above(self, starts: Array) -> Array:
-        """On which side of the radius far tiles are, `[1, k, g, 1, chunk]`."""
+        """On which side of the radius distant tiles are, `[1, k, g, 1, chunk]`."""
         return (starts >= self.size - 1)[None, :, :, None]
 
     # By tile: `[b, k, g, chunk, q_block, width]` against pairs.
@@ -211,14 +213,14 @@ class RelativeTiles:
 
     # Scores that need no product.
 
-    def bias_scores(self, table: Array, starts: Array, far: bool = False) -> Array:
+    def bias_scores(self, table: Array, starts: Array, distant: bool = False) -> Array:
         """`bias_table[distance]` as pairs, from `[k, g, size]`."""
         row = table[None, :, :, None, :]
-        return self.expand(ends_of(row), row, starts, far)
+        return self.expand(ends_of(row), row, starts, distant)
 
-    def add_bias(self, total: Array, pairs: Array, starts: Array, far: bool = False) -> Array:
+    def add_bias(self, total: Array, pairs: Array, starts: Array, distant: bool = False) -> Array:
         """Adds to the gradient of a bias table `[k, g, size]` that of a chunk's scores."""
-        part = jax.tree.map(lambda x: x.sum((0, 3)), self.collapse(pairs.sum(0, keepdims=True), starts, far))
+        part = jax.tree.map(lambda x: x.sum((0, 3)), self.collapse(pairs.sum(0, keepdims=True), starts, distant))
         below, above = jnp.unstack(sum_to(part.ends, (*total.shape[:2], 2)), axis=-1)
         total = total.at[..., 0].add(below).at[..., -1].add(above)
         return total if part.by_distance is None else total + sum_to(part.by_distance, total.shape)

@@ -21,10 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.contenders import with_gradients
-from experiments.timing import Call, Rounds, in_turn
 from xformer import cost
 from xformer.attention import Attention, Shape
+from xformer.bench.contenders import with_gradients
+from xformer.bench.timing import Call, Rounds, in_turn
 from xformer.report import CostRow
 from xformer.train import workdir as folders
 

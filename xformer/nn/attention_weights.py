@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from xformer.attention import Attention
-from xformer.attention.arguments import normalize
+from xformer.attention.call import normalize
 from xformer.attention.interface import by_example
 
 Array = jax.Array

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from xformer.attention.call import Controls, Inputs, Settings
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.tile_plan import round_up
 from xformer.attention.kernels.tile_lists import TileLists, make_tile_lists, num_tiles, unit
-from xformer.attention.layout import round_up
 from xformer.attention.pattern import Pattern
 
 Array = jax.Array

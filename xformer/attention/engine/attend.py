@@ -1,4 +1,4 @@
-"""The engine: attention over the tiles of a layout, exact, in memory linear in the length.
+"""The engine: attention over the tiles of a plan, exact, in memory linear in the length.
 
 FlashAttention's tiling and recomputation (Dao et al. 2022, algorithms 1 and 4) over an arbitrary list of tiles: an
 online softmax over the key tiles of a query tile, and a custom VJP that computes the tiles once more from the saved row
@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from xformer.attention.backward import Given, backward, gradients, zeros
-from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.forward import forward
-from xformer.attention.layout import Layout, round_up
-from xformer.attention.rows import Rows, merge_heads
+from xformer.attention.engine.backward import Given, backward, gradients, zeros
+from xformer.attention.engine.forward import forward
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.query_tile import QueryTiles, merge_heads
+from xformer.attention.engine.tile_plan import TilePlan, round_up
 
 Array = jax.Array
 STEP_SCORES = 2**20  # scores in one step of a loop: 4 MiB in float32, which stay in a CPU's caches
@@ -27,8 +27,8 @@ STEP_SCORES = 2**20  # scores in one step of a loop: 4 MiB in float32, which sta
 def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
     """Attention `[batch, q_len, kv_heads, groups, head_dim]` in float32 (float64 for float64 inputs)."""
     q_len, kv_len = inputs.query.shape[1], inputs.key.shape[1]
-    layout = controls.layout
-    q_pad, kv_pad = round_up(q_len, layout.q_block) - q_len, round_up(kv_len, layout.kv_block) - kv_len
+    plan = controls.plan
+    q_pad, kv_pad = round_up(q_len, plan.q_block) - q_len, round_up(kv_len, plan.kv_block) - kv_len
     inputs = inputs._replace(
         query=pad(inputs.query, 1, q_pad),
         key=pad(inputs.key, 1, kv_pad),
@@ -42,18 +42,18 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         offset=jnp.asarray(controls.offset, jnp.int32),
     )
     batch, _, kv_heads, groups, _ = inputs.query.shape
-    settings = dataclasses.replace(settings, batch_step=_batch_step(batch, kv_heads * groups, layout))
+    settings = dataclasses.replace(settings, batch_step=_batch_step(batch, kv_heads * groups, plan))
     return attend_tiles((settings, kv_len if kv_pad else None), inputs, controls)[:, :q_len]
 
 
-def _batch_step(batch: int, num_heads: int, layout: Layout) -> int | None:
+def _batch_step(batch: int, num_heads: int, plan: TilePlan) -> int | None:
     """Examples to compute at a time: on a CPU as many as have their tiles in the caches, elsewhere all (None).
 
     All too where there is a mesh, along which the batch may be shared out.
     """
     if jax.default_backend() != "cpu" or jax.sharding.get_abstract_mesh().size > 1:
         return None
-    tile = max(group.columns.shape[3] for group in layout.groups) * layout.kv_block * layout.q_block
+    tile = max(group.key_tiles.shape[3] for group in plan.groups) * plan.kv_block * plan.q_block
     step = max(STEP_SCORES // (num_heads * tile), 1)
     step = max(size for size in range(1, min(step, batch) + 1) if batch % size == 0)
     return step if step < batch else None
@@ -82,9 +82,9 @@ def _forward(static: Any, inputs: Inputs, controls: Controls) -> tuple[Array, An
     settings, kv_len = static
 
     def run(inputs: Inputs, controls: Controls) -> tuple[Array, Array]:
-        rows = Rows(settings, kv_len, inputs, controls)
-        parts = [rows.map(group, functools.partial(forward, rows, group)) for group in controls.layout.groups]
-        out, lse = (rows.in_order(part) for part in zip(*parts, strict=True))
+        tiles = QueryTiles(settings, kv_len, inputs, controls)
+        parts = [tiles.map(group, functools.partial(forward, tiles, group)) for group in controls.plan.groups]
+        out, lse = (tiles.in_order(part) for part in zip(*parts, strict=True))
         return out, lse
 
     step = settings.batch_step
@@ -102,13 +102,13 @@ def _backward(static: Any, saved: Any, d_out: Array) -> tuple[Inputs, None]:
     given = Given(d_out, lse, (d_out * out).sum(-1))
 
     def run(inputs: Inputs, controls: Controls, given: Given) -> Inputs:
-        rows = Rows(settings, kv_len, inputs, controls)
-        totals, parts = zeros(rows), []
+        tiles = QueryTiles(settings, kv_len, inputs, controls)
+        totals, parts = zeros(tiles), []
         given = Given(*(merge_heads(x) for x in given))
-        for group in controls.layout.groups:
-            totals, part = rows.scan(group, functools.partial(backward, rows, group, given), totals)
+        for group in controls.plan.groups:
+            totals, part = tiles.scan(group, functools.partial(backward, tiles, group, given), totals)
             parts.append(part)
-        return gradients(rows, rows.in_order(parts), totals)
+        return gradients(tiles, tiles.in_order(parts), totals)
 
     step = settings.batch_step
     if step is None:

@@ -10,21 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention import block_sparse, kernels, reference, sequence
-from xformer.attention.arguments import Call
-from xformer.attention.call import Controls, Inputs, Settings
-from xformer.attention.interface import Attention, Cost, Params, Shape
-from xformer.attention.layout import Layout, ceil_div, make_layout, round_up
+from xformer.attention import kernels
+from xformer.attention.call import Call
+from xformer.attention.cost import Cost
+from xformer.attention.engine import attend as engine
+from xformer.attention.engine import dense as dense_engine
+from xformer.attention.engine import sequence_parallel
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.relative_tiles import LONGEST_ROW, Relative, RelativeTiles
+from xformer.attention.engine.tile_plan import TilePlan, ceil_div, make_tile_plan, round_up
+from xformer.attention.interface import Attention, Params, Shape
 from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
-from xformer.attention.relative import LONGEST_ROW, Relative, RelativeTiles
 
 Array = jax.Array
 MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
 
 
 @dataclasses.dataclass(frozen=True)
-class PairAttention(Attention):
+class PatternAttention(Attention):
     """Attention over the token pairs of a pattern. Subclasses give the pattern.
 
     Attributes:
@@ -62,22 +66,22 @@ class PairAttention(Attention):
 
     def attend(self, call: Call, params: Params) -> Array:
         inputs, controls, settings, pattern = split = self._split(call, params)
-        offset, layout = controls.offset if isinstance(controls.offset, int) else None, call.layout
-        if layout is not None and (offset != 0 or self.implementation not in (None, "xla")):
-            raise NotImplementedError(f"{self._name}: a layout serves the tiled engine and queries from position 0 on")
-        chosen = "xla" if layout is not None else kernels.choose(self.implementation, *split)
+        offset, plan = controls.offset if isinstance(controls.offset, int) else None, call.plan
+        if plan is not None and (offset != 0 or self.implementation not in (None, "xla")):
+            raise NotImplementedError(f"{self._name}: a plan serves the tiled engine and queries from position 0 on")
+        chosen = "xla" if plan is not None else kernels.choose(self.implementation, *split)
         if chosen in kernels.KERNELS:
             return kernels.KERNELS[chosen].attend(*split)
         if chosen == "reference":
-            return _merge(reference.attend(*split)[0])
-        if layout is None:
-            tiles = self.layout(*call.lengths, call.query.shape[2], query_offset=offset)
-            (layout,) = sequence.share([tiles], *call.lengths)
+            return _merge(dense_engine.attend(*split)[0])
+        if plan is None:
+            tiles = self.tile_plan(*call.lengths, call.query.shape[2], query_offset=offset)
+            (plan,) = sequence_parallel.share([tiles], *call.lengths)
         if offset is None:
             settings = dataclasses.replace(settings, pattern=pattern)
-        return _merge(sequence.attend(inputs, controls._replace(layout=layout), settings))
+        return _merge(sequence_parallel.attend(inputs, controls._replace(plan=plan), settings))
 
-    def layouts(self, shape: Shape, num_layers: int) -> Any:
+    def plans(self, shape: Shape, num_layers: int) -> Any:
         ops: list[Any] = [self.at_layer(index) for index in range(num_layers)]
         patterns = [op._pattern(shape.kv_len, shape.num_heads) for op in ops]
         if all(pattern == patterns[0] for pattern in patterns):
@@ -89,11 +93,11 @@ class PairAttention(Attention):
             )
         # Layers are so many more heads: one list of tiles, so that all have the same shapes.
         tiles = self._tiles(Heads(tuple(patterns)), shape.q_len, shape.kv_len, shape.num_heads)
-        layers = sequence.share(tiles.by_layer(num_layers), shape.q_len, shape.kv_len)
+        layers = sequence_parallel.share(tiles.by_layer(num_layers), shape.q_len, shape.kv_len)
         return jax.tree.map(lambda *arrays: np.stack(arrays), *layers)
 
     def weights(self, call: Call, params: Params) -> Array:
-        weights = reference.attend(*self._split(call, params))[1]
+        weights = dense_engine.attend(*self._split(call, params))[1]
         return weights.reshape(weights.shape[0], -1, *weights.shape[3:])
 
     def cost(self, shape: Shape) -> Cost:
@@ -105,27 +109,29 @@ class PairAttention(Attention):
             flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, head_dim)
             return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
         if implementation == "reference":
-            q_block, kv_block, num_rows, num_tiles, near_per_row = q_len, kv_len, 1, 1, math.inf
+            q_block, kv_block, num_rows, num_tiles, near_per_query_tile = q_len, kv_len, 1, 1, math.inf
         else:
-            layout = self.layout(q_len, kv_len, shape.num_heads)
-            q_block, kv_block, num_tiles = layout.q_block, layout.kv_block, layout.num_tiles
-            num_rows, near_per_row = ceil_div(q_len, q_block), layout.near_per_row
+            plan = self.tile_plan(q_len, kv_len, shape.num_heads)
+            q_block, kv_block, num_tiles = plan.q_block, plan.kv_block, plan.num_tiles
+            num_rows, near_per_query_tile = ceil_div(q_len, q_block), plan.near_per_query_tile
         flops = 4 * num_tiles * q_block * kv_block * head_dim
         if self.position is not None:
             relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
             tables = sum(table is not None for table in (relative.key_table, relative.value_table)) if relative else 0
             if relative is not None and tables:
-                tile = RelativeTiles(q_block, kv_block, relative.radius, near_per_row)
+                tile = RelativeTiles(q_block, kv_block, relative.radius, near_per_query_tile)
                 flops += tables * tile.flops(num_rows, head_dim)
         return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
 
-    def layout(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> Layout:
+    def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
         """The tiles that the engine visits; all of them where the offset is known only at run time (None)."""
         pattern = Full() if query_offset is None else self._pattern(kv_len, num_heads)
         return self._tiles(pattern, q_len, kv_len, num_heads, query_offset)
 
-    def _tiles(self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int | None = 0) -> Layout:
-        reach = None if self.position is None or query_offset is None else self.position.reach
+    def _tiles(
+        self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int | None = 0
+    ) -> TilePlan:
+        reach = None if self.position is None or query_offset is None else self.position.constant_beyond
         if query_offset is None or (isinstance(pattern, Full) and reach is None):
             query_offset = 0  # of no consequence
         block = None if isinstance(pattern, Full) else self.block(kv_len)
@@ -134,14 +140,14 @@ class PairAttention(Attention):
         most_queries, most_keys = MAX_TILE[::-1] if by_tile else MAX_TILE
         if block is None:
             # Devices that share out the queries need a tile each at least.
-            most_queries = min(most_queries, max(ceil_div(q_len, sequence.num_shards()), 16))
+            most_queries = min(most_queries, max(ceil_div(q_len, sequence_parallel.num_shards()), 16))
             q_block, kv_block = even_block(q_len, most_queries), even_block(kv_len, most_keys)
         else:
             q_block = kv_block = block
         # Tiles too small to be worth a step are attended several at a time.
-        several = min(max(block_sparse.STEP_SCORES // (num_heads * q_block), 512), 2048)
+        several = min(max(engine.STEP_SCORES // (num_heads * q_block), 512), 2048)
         chunk_tokens = kv_block if 2 * kv_block > most_keys else several
-        return make_layout(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, reach)
+        return make_tile_plan(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, reach)
 
     # What the implementations are given.
 
@@ -170,7 +176,7 @@ class PairAttention(Attention):
         return self.position.relative(own, num_heads=num_heads, causal=self.causal, kv_len=kv_len)
 
     def _split(self, call: Call, params: Params) -> tuple[Inputs, Controls, Settings, Pattern]:
-        """The call with split heads, rotated, and without a layout."""
+        """The call with split heads, rotated, and without a plan."""
         (q_len, kv_len), num_heads = call.lengths, call.query.shape[2]
         self.check_params(params, call)
         offset: int | Array = 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments import timing
-from experiments.contenders import Case, Contender, Ready
-from experiments.timing import Key
+from xformer.bench import timing
+from xformer.bench.contenders import Case, Contender, Ready
+from xformer.bench.timing import Key
 
 # Of the largest entry; on a GPU float32 products may run in TF32.
 TOLERANCE = {"float32": 5e-3, "bfloat16": 3e-2, "float16": 1e-2}

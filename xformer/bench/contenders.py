@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.timing import Call
 from xformer import cost
 from xformer.attention import Attention, BigBird, Full, Shape
+from xformer.bench.timing import Call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def peers(case: Case, extra: Extra | None = None) -> list[Contender]:
     """All that compute the case's op without this package: in JAX, in PyTorch where it is installed, and extra ones."""
     found = list(jax_peers(case))
     if has_torch():
-        from experiments.torch_peers import torch_peers
+        from xformer.bench.torch_peers import torch_peers
 
         found += torch_peers(case)
     return [*found, *(extra(case) if extra else ())]

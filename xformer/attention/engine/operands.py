@@ -1,0 +1,85 @@
+"""One attention call in the engine's terms: arrays with split heads, what attends to what, static choices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from xformer.attention.engine.relative_tiles import Relative
+from xformer.attention.pattern import Pattern
+
+Array = jax.Array
+
+
+class Inputs(NamedTuple):
+    """What the result is differentiated by.
+
+    query `[batch, q_len, kv_heads, groups, head_dim]`; key, value `[batch, kv_len, kv_heads, head_dim]`; bias
+    `[batch, kv_heads, groups, q_len, kv_len]` with axes of size 1 where it broadcasts.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    bias: Array | None = None
+    relative: Relative | None = None
+
+    def examples(self, first: Array, size: int) -> Inputs:
+        """Those of `size` examples of the batch."""
+        query, key, value, bias = (_examples(x, first, size) for x in self[:4])
+        return Inputs(query, key, value, bias, self.relative)
+
+
+class Controls(NamedTuple):
+    """What decides which pairs attend. Axes of size 1 broadcast.
+
+    Attributes:
+      plan: the tiles to visit; the dense implementation needs none.
+      first_query_tile, first_key_tile: int scalars, indices of the first query and key tile that this device holds.
+      first_example: int scalar, index of the first example of the batch that this device holds.
+      mask: bool `[b, k, g, q_len or 1, kv_len or 1]`.
+      q_segments, kv_segments: int `[b, 1, 1, length, 1]` and `[b, 1, 1, 1, length]`.
+      offset: int scalar, the position of the first query.
+      dropout_rng: a key, with `Settings.dropout_rate` above 0.
+    """
+
+    plan: Any  # a TilePlan, or the Shares of one
+    mask: Array | None = None
+    q_segments: Array | None = None
+    kv_segments: Array | None = None
+    offset: Array | int = 0
+    dropout_rng: Array | None = None
+    first_query_tile: Array | int = 0
+    first_key_tile: Array | int = 0
+    first_example: Array | int = 0
+
+    def examples(self, first: Array, size: int) -> Controls:
+        """Those of `size` examples of the batch."""
+        mask, q_segments, kv_segments = (
+            _examples(x, first, size) for x in (self.mask, self.q_segments, self.kv_segments)
+        )
+        first_example = self.first_example + first
+        return self._replace(mask=mask, q_segments=q_segments, kv_segments=kv_segments, first_example=first_example)
+
+
+def _examples(x: Any, first: Array, size: int) -> Any:
+    return x if x is None or x.shape[0] == 1 else jax.lax.dynamic_slice_in_dim(x, first, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Static choices of a call.
+
+    Attributes:
+      pattern: tested pair by pair, for a query offset known only at run time.
+      batch_step: examples computed at a time, one such share of the batch after the other; None for all.
+    """
+
+    scale: float
+    dropout_rate: float = 0.0
+    broadcast_dropout: bool = True
+    pattern: Pattern | None = None
+    precision: Any = None
+    batch_step: int | None = None

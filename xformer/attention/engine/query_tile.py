@@ -1,0 +1,277 @@
+"""A query tile and the key tiles that it visits: their queries, keys, scores, masks, dropout, and loops over them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from xformer.attention.engine import gather, mesh_axes
+from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.relative_tiles import RelativeTiles
+from xformer.attention.engine.tile_plan import TileGroup
+
+Array = jax.Array
+LOWEST = -1e30  # below any score, above the mask constants that callers put in a bias; finite, so that no NaN arises
+
+
+class Chunk(NamedTuple):
+    """Some of the key tiles that a query tile visits, attended in one step.
+
+    Attributes:
+      query_tile: index of the query tile.
+      key_tiles, mask_ids: indices of the key tiles and of their masks, `[kv_heads, groups, chunk]`.
+      number: which chunk of the query tile this is.
+      distant: all pairs are at a distance beyond which the position term is constant.
+      masked: some pairs may not exist.
+    """
+
+    query_tile: Array
+    key_tiles: Array
+    mask_ids: Array
+    number: Array
+    distant: bool
+    masked: bool
+
+
+class Tables(NamedTuple):
+    """The tables of `Relative` with heads split, `[kv_heads or 1, groups or 1, distances, ...]`, in the compute dtype.
+
+    Tables that are read by tile are padded.
+    """
+
+    key: Any = None
+    value: Any = None
+    bias: Any = None
+
+
+class QueryTiles:
+    """One call's arrays, padded to whole tiles, and what is done with them for one query tile.
+
+    Arrays by token keep the length before the heads, as callers do, so that no array is moved as a whole:
+    `query [batch, q_len, kv_heads, groups, head_dim]`, `key` and `value [batch, kv_len, kv_heads, head_dim]`. A tile's
+    are flat, `[n, m, ...]`, which is what compilers do best. Query heads that visit the same key tiles as others of
+    their group are so many more queries: n is batch x kv_heads and m groups x q_block. Otherwise n is batch x kv_heads
+    x groups and m q_block.
+    """
+
+    def __init__(self, settings: Settings, kv_len: int | None, inputs: Inputs, controls: Controls) -> None:
+        self.settings, self.kv_len, self.inputs, self.controls = settings, kv_len, inputs, controls
+        plan = controls.plan
+        self.q_block, self.kv_block = plan.q_block, plan.kv_block
+        self.batch, self.q_len, self.kv_heads, self.groups, _ = inputs.query.shape
+        self.per_head = self.groups > 1 and plan.groups[0].columns.shape[0] > 1
+        self.n = self.batch * self.kv_heads * (self.groups if self.per_head else 1)
+        self.dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
+        self.einsum = functools.partial(jnp.einsum, precision=settings.precision)
+        self.queries = merge_heads(inputs.query)
+        blocks = lambda x: x.reshape(x.shape[0], -1, self.kv_block, *x.shape[2:])
+        self.key, self.value = blocks(inputs.key), blocks(inputs.value)
+        # Mesh axes that anything here varies over, within `jax.shard_map`.
+        self.axes = mesh_axes.axes_of(inputs, controls)
+        self.tables, self.slopes = Tables(), None
+        self.relative: Any = None  # a RelativeTiles where there are relative terms
+        if inputs.relative is not None:
+            terms = inputs.relative
+            self.relative = RelativeTiles(
+                self.q_block, self.kv_block, terms.radius, plan.near_per_query_tile, self.einsum
+            )
+            split = lambda x: None if x is None else self.heads(x).astype(self.dtype)
+            pad = lambda x: x if x is None or self.relative.whole_table else self.relative.pad(x)
+            key, value, bias, self.slopes = (
+                split(x) for x in (terms.key_table, terms.value_table, terms.bias_table, terms.slopes)
+            )
+            self.tables = Tables(pad(key), pad(value), bias)
+
+    # Shapes.
+
+    def heads(self, x: Array) -> Array:
+        """`[heads or 1, ...]` -> `[kv_heads or 1, groups or 1, ...]`."""
+        return x.reshape(*((1, 1) if x.shape[0] == 1 else (self.kv_heads, self.groups)), *x.shape[1:])
+
+    def flat(self, x: Array) -> Array:
+        """`[batch, kv_heads, groups, q_block, ...]` -> `[n, m, ...]`."""
+        return self._flat(x, 4)
+
+    def _flat(self, x: Array, axes: int) -> Array:
+        return x.reshape(self.n, -1, *x.shape[axes:])
+
+    def full(self, x: Array) -> Array:
+        """The inverse of `flat`."""
+        return x.reshape(self.batch, self.kv_heads, self.groups, self.q_block, *x.shape[2:])
+
+    def by_token(self, x: Array) -> Array:
+        """A query tile's `[n, m, ...]` -> `[batch, q_block, heads, ...]`."""
+        x = x.reshape(self.batch, -1, self.q_block, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 1)
+
+    def in_order(self, parts: Any) -> Array:
+        """All groups' `[query tiles, batch, q_block, heads, ...]` -> `[batch, q_len, kv_heads, groups, ...]`."""
+        tiles = parts[0]
+        if len(parts) > 1:
+            numbers = jnp.concatenate([jnp.asarray(group.query_tiles) for group in self.controls.plan.groups])
+            order = jnp.argsort(numbers)[: self.q_len // self.q_block]  # entries that only pad a group come last
+            tiles = jnp.take(jnp.concatenate(parts), order, axis=0, mode="clip")
+        tiles = jnp.moveaxis(tiles, 0, 1)
+        return tiles.reshape(self.batch, self.q_len, self.kv_heads, self.groups, *tiles.shape[4:])
+
+    # Loops over the query tiles of a group.
+
+    def _operands(self, group: TileGroup) -> tuple[Array, Array, Array]:
+        by_tile = lambda x: jnp.transpose(self.heads(jnp.asarray(x)), (2, 3, 0, 1, 4))
+        return jnp.asarray(group.query_tiles), by_tile(group.key_tiles), by_tile(group.mask_ids)
+
+    def map(self, group: TileGroup, forward: Any) -> Any:
+        """`forward` of every query tile: (output, log-sum-exp), stacked."""
+        if group.num_query_tiles == 1:
+            one = forward(jax.tree.map(lambda x: x[0], self._operands(group)))
+            return jax.tree.map(lambda x: x[None], one)
+        step = lambda carry, operands: (carry, forward(operands))
+        return jax.lax.scan(step, None, self._operands(group), unroll=self._unroll(group))[1]
+
+    def scan(self, group: TileGroup, backward: Any, totals: Any) -> Any:
+        """`backward` of every query tile: totals and the query gradients, stacked."""
+        if group.num_query_tiles == 1:
+            totals, one = backward(totals, jax.tree.map(lambda x: x[0], self._operands(group)))
+            return totals, one[None]
+        return jax.lax.scan(backward, totals, self._operands(group), unroll=self._unroll(group))
+
+    def _unroll(self, group: TileGroup) -> int:
+        """Query tiles in a step of the loop: two where little is done for each, so that one's small operations fill the
+        gaps of the other's.
+        """
+        return 2 if group.num_query_tiles > 2 and group.key_tiles.shape[2] == 1 else 1
+
+    def chunks(self, step: Any, carry: Any, group: TileGroup, operands: tuple[Array, Array, Array]) -> Any:
+        """Runs `step(carry, chunk)` over a query tile's chunks: distant ones, other unmasked ones, masked ones."""
+        query_tile, key_tiles, mask_ids = operands
+        numbers = jnp.arange(len(key_tiles))
+        distant, unmasked = group.distant_chunks, group.unmasked_chunks
+        kinds = (
+            (True, False, slice(distant)),
+            (False, False, slice(distant, unmasked)),
+            (False, True, slice(unmasked, None)),
+        )
+        for *kind, some in kinds:
+            chunks = jax.tree.map(lambda x, some=some: x[some], (key_tiles, mask_ids, numbers))
+            if len(chunks[0]) == 1:
+                carry = step(carry, Chunk(query_tile, *(x[0] for x in chunks), *kind))
+            elif len(chunks[0]):
+                each = lambda carry, x, kind=kind: (step(carry, Chunk(query_tile, *x, *kind)), None)
+                carry = jax.lax.scan(each, carry, chunks)[0]
+        return carry
+
+    # One tile.
+
+    def query(self, query_tile: Array) -> Array:
+        """A query tile, scaled: scaling scores would be one more pass over them."""
+        return self.at_query_tile(self.queries, query_tile) * self.settings.scale
+
+    def at_query_tile(self, x: Array, query_tile: Array) -> Array:
+        """A query tile's part of an array `[batch, q_len, heads, ...]`, flat."""
+        tile = jax.lax.dynamic_slice_in_dim(x, query_tile * self.q_block, self.q_block, 1)
+        return self._flat(jnp.moveaxis(tile, 1, 2), 3).astype(self.dtype)
+
+    def keys(self, blocks: Array, chunk: Chunk) -> Array:
+        """A chunk's keys or values `[n, keys, head_dim]` from `[batch, num_blocks, kv_block, kv_heads, head_dim]`."""
+        return (
+            gather.take_keys(blocks, self.local_key_tiles(chunk))
+            .reshape(self.n, -1, blocks.shape[-1])
+            .astype(self.dtype)
+        )
+
+    def add_keys(self, total: Array, chunk: Chunk, update: Array) -> Array:
+        """Adds a chunk's gradients `[n, head_dim, keys]` where `keys` reads."""
+        heads = (self.kv_heads, self.groups) if self.per_head else (self.kv_heads, 1)
+        update = update.reshape(self.batch, *heads, update.shape[1], -1, self.kv_block)
+        return gather.add_keys(total, self.local_key_tiles(chunk), update)
+
+    def local_key_tiles(self, chunk: Chunk) -> Array:
+        """Indices of the key tiles among those that this device holds."""
+        return chunk.key_tiles - self.controls.first_key_tile
+
+    def _first_query(self, chunk: Chunk) -> Array:
+        """The position of the tile's first query."""
+        return self.controls.offset + (self.controls.first_query_tile + chunk.query_tile) * self.q_block
+
+    def starts(self, chunk: Chunk) -> Array:
+        """Where the tiles' distances start in the tables; see `RelativeTiles`."""
+        return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
+
+    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> Array:
+        """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys.
+
+        `products`: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
+        """
+        scores = self.einsum("nmd,nsd->nms", query, key)
+        bias, allowed = self.inputs.bias, self._allowed(chunk)
+        if self.relative is None and bias is None and allowed is None:
+            return scores
+        scores = self.full(scores)
+        if products is not None:
+            scores = scores + products
+        if self.tables.bias is not None:
+            scores = scores + self.relative.bias_scores(self.tables.bias, self.starts(chunk), chunk.distant)
+        if self.slopes is not None:
+            scores = scores + self.relative.slope_scores(self.slopes, self.starts(chunk))
+        if bias is not None:
+            bias = gather.take_pairs(bias, chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block)
+            scores = scores + bias.astype(self.dtype)
+        if allowed is not None:
+            scores = jnp.where(allowed, scores, LOWEST)
+        return self.flat(scores)
+
+    def _allowed(self, chunk: Chunk) -> Array | None:
+        """Which pairs of the tile attend, broadcastable to the scores; None for all."""
+        controls, masks = self.controls, []
+        if chunk.masked:
+            masks.append(
+                gather.merge_pairs(jnp.take(jnp.asarray(controls.plan.pair_masks), chunk.mask_ids, axis=0))[None]
+            )
+        k_positions = chunk.key_tiles[..., None] * self.kv_block + jnp.arange(self.kv_block)
+        k_positions = k_positions.reshape(*chunk.key_tiles.shape[:2], 1, -1)
+        if self.kv_len is not None:
+            masks.append((k_positions < self.kv_len)[None])
+        if self.settings.pattern is not None:
+            q_positions = self._first_query(chunk) + jnp.arange(self.q_block)
+            masks.append(self.heads(self.settings.pattern.allows(q_positions, k_positions[0, 0, 0]))[None])
+        if controls.mask is not None:
+            masks.append(
+                gather.take_pairs(controls.mask, chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block)
+            )
+        if controls.q_segments is not None and controls.kv_segments is not None:
+            ids = jax.lax.dynamic_slice_in_dim(controls.q_segments, chunk.query_tile * self.q_block, self.q_block, 3)
+            masks.append(
+                ids
+                == gather.take_pairs(
+                    controls.kv_segments, chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block
+                )
+            )
+        return functools.reduce(jnp.logical_and, masks) if masks else None
+
+    def kept(self, chunk: Chunk, num_keys: int) -> Array | float:
+        """What dropout multiplies the weights `[n, m, keys]` by."""
+        rate = self.settings.dropout_rate
+        if not rate:
+            return 1.0
+        shape = (self.kv_heads, self.groups, num_keys)
+        examples = self.controls.first_example + jnp.arange(self.batch)
+        if self.settings.broadcast_dropout:
+            shape, examples = (1, 1, num_keys), jnp.zeros(1, jnp.int32)
+        queries = (self.controls.first_query_tile + chunk.query_tile) * self.q_block + jnp.arange(self.q_block)
+        # Tiles attended one by one are known by their keys, whichever list they are on.
+        number = chunk.key_tiles[0, 0, 0] if chunk.key_tiles.shape == (1, 1, 1) else chunk.number
+        keep = gather.keep_mask(self.controls.dropout_rng, examples, queries, number, rate=rate, shape=shape)
+        scale = keep.astype(self.dtype) / (1.0 - rate)
+        whole = (self.batch, self.kv_heads, self.groups, self.q_block, num_keys)
+        return self.flat(jnp.broadcast_to(scale, whole))
+
+
+def merge_heads(x: Array) -> Array:
+    """`[batch, q_len, kv_heads, groups, ...]` -> `[batch, q_len, heads, ...]`.
+
+    Done outside the loops: inside, the compiler copies all of an array for an axis of size 1.
+    """
+    return x.reshape(*x.shape[:2], -1, *x.shape[4:])
