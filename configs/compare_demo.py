@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import common, demo
+from configs import demo
+from xformer import presets
 
 
 def get_config() -> ConfigDict:
     """The comparison."""
     attentions = {variant: demo.attention(variant) for variant in ("full", "linformer", "bigbird", "shaw")}
     report = {"measure_up_to": 2048, "measure_seconds": 30.0}
-    return common.comparison("demo", demo.get_config(), attentions, seeds=(0,), report=report)
+    return presets.comparison("demo", demo.get_config(), attentions, seeds=(0,), report=report)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import common, listops
+from configs import listops
+from xformer import presets
 
 
 def get_config() -> ConfigDict:
     """The comparison."""
     variants = ("full", "window", "linformer", "bigbird", "shaw", "rotary")
     attentions = {variant: listops.attention(variant) for variant in variants}
-    return common.comparison("compare_listops", listops.get_config(), attentions, seeds=(0, 1, 2))
+    return presets.comparison("compare_listops", listops.get_config(), attentions, seeds=(0, 1, 2))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import common, lra_listops
+from configs import lra_listops
+from xformer import presets
 
 
 def get_config() -> ConfigDict:
     """The comparison."""
     attentions = {variant: lra_listops.attention(variant) for variant in ("full", "linformer", "bigbird", "shaw")}
-    return common.comparison("lra_listops", lra_listops.get_config(), attentions, seeds=(0, 1, 2))
+    return presets.comparison("lra_listops", lra_listops.get_config(), attentions, seeds=(0, 1, 2))

@@ -11,19 +11,19 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import common
+from xformer import presets
 
 MAX_LEN = 128
 
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN, block_size=8, rank=16, random_blocks=1)
+    return presets.attention(variant, max_len=MAX_LEN, block_size=8, rank=16, random_blocks=1)
 
 
 def get_config(arg: str = "full") -> ConfigDict:
     """The experiment of one attention variant."""
-    return common.experiment(
+    return presets.experiment(
         f"demo_{arg}",
         attention=attention(arg),
         task={"name": "listops", "preset": "listops_128", "num_train": 20_000, "num_validation": 1_000},

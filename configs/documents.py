@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from configs import common
+from xformer import presets
 
 MAX_LEN = 1024
 EXAMPLE = Path(__file__).parent.parent / "examples" / "documents.jsonl"
@@ -21,9 +21,9 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "documents.jsonl"
 
 def get_config(arg: str = "bigbird") -> ConfigDict:
     """The experiment of one attention variant."""
-    return common.experiment(
+    return presets.experiment(
         f"documents_{arg}",
-        attention=common.attention(arg, max_len=MAX_LEN, block_size=32, rank=256, projection="conv"),
+        attention=presets.attention(arg, max_len=MAX_LEN, block_size=32, rank=256, projection="conv"),
         task={"name": "documents", "path": str(EXAMPLE), "max_len": MAX_LEN},
         model={"num_layers": 2, "width": 64, "num_heads": 2, "mlp_dim": 128, "dropout_rate": 0.1},
         optimizer={"learning_rate": 1e-3, "warmup_steps": 50},

@@ -12,19 +12,19 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import common
+from xformer import presets
 
 MAX_LEN = 512
 
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN, block_size=16, rank=128, projection="conv")
+    return presets.attention(variant, max_len=MAX_LEN, block_size=16, rank=128, projection="conv")
 
 
 def get_config(arg: str = "full") -> ConfigDict:
     """The experiment of one attention variant."""
-    return common.experiment(
+    return presets.experiment(
         f"listops_{arg}",
         attention=attention(arg),
         task={"name": "listops", "preset": "listops_512"},

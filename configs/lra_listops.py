@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import common
+from xformer import presets
 
 MAX_LEN = 2000
 WARMUP_STEPS = 1000
@@ -24,12 +24,12 @@ WARMUP_STEPS = 1000
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant at this length."""
-    return common.attention(variant, max_len=MAX_LEN + 1, block_size=64, rank=16)  # the CLS vector stands in front
+    return presets.attention(variant, max_len=MAX_LEN + 1, block_size=64, rank=16)  # the CLS vector stands in front
 
 
 def get_config(arg: str = "full") -> ConfigDict:
     """The experiment of one attention variant."""
-    return common.experiment(
+    return presets.experiment(
         f"lra_listops_{arg}",
         attention=attention(arg),
         task={"name": "listops", "preset": "listops_2k"},

@@ -177,7 +177,7 @@ def test_full_tiles_come_first_and_are_not_tested():
     assert any(group.unmasked_chunks for group in plan.groups)
     for group in plan.groups:
         assert not group.mask_ids[:, :, : group.unmasked_chunks].any()
-        if group.num_rows == 1:  # rows of unlike numbers of full tiles share the least
+        if group.num_query_tiles == 1:  # rows of unlike numbers of full tiles share the least
             assert group.mask_ids[:, :, group.unmasked_chunks :].any((0, 1, 3)).all()
     pairs = dense(Full(causal=True), plan, 4096)
     np.testing.assert_array_equal(pairs, np.tri(4096, dtype=bool))

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks import targets, train_steps
-from experiments import bench, cli
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Linformer, Shape, Window
 from xformer.bench import contenders, side_by_side, timing
 from xformer.bench.contenders import Case, Contender, Ready
 from xformer.bench.timing import Call, Rounds
+from xformer.commands import bench, cli
 from xformer.report import speed
 
 SIZES = ["--heads=2", "--head_dim=8", "--block_size=8", "--rank=8", "--rounds=1"]
@@ -37,7 +37,7 @@ def quick(monkeypatch):
 
 def run(tmp_path: Path, *flags: str) -> dict:
     out = tmp_path / "made" / "bench.json"
-    assert cli.exit_code(bench.bench, [*SIZES, f"--out={out}", *flags]) == cli.FINISHED
+    assert cli.exit_code(bench.command, [*SIZES, f"--out={out}", *flags]) == cli.FINISHED
     return json.loads(out.read_text())
 
 
@@ -126,7 +126,7 @@ def test_what_needs_too_much_memory_or_time_is_recorded_and_not_run(tmp_path, ca
     ],
 )
 def test_a_wrong_flag_is_one_line(flag, says, capsys):
-    assert cli.exit_code(bench.bench, [*SIZES, flag]) == cli.WRONG_ARGUMENTS
+    assert cli.exit_code(bench.command, [*SIZES, flag]) == cli.WRONG_ARGUMENTS
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and says in line
 

@@ -7,10 +7,10 @@ import textwrap
 
 import pytest
 
-from experiments import cli, compare, pictures
 from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
 from xformer.bench import measure
+from xformer.commands import cli, compare, pictures
 from xformer.report import style
 from xformer.report.costs import CostRow
 from xformer.train import Diverged, Interrupted

@@ -25,8 +25,11 @@ MAY_IMPORT = {
     "xformer.config": {"xformer.experiment", "xformer.schema"},
     "xformer.loading": {"xformer.experiment", "xformer.tasks", "xformer.train", "xformer.schema"},
     "xformer": {"xformer.loading"},
-    "configs": set(),
-    "experiments": {"*"},
+    "xformer.presets": set(),
+    "xformer.bench": {"xformer.attention", "xformer.cost", "xformer.train", "xformer.report"},
+    "xformer.commands": {"*"},
+    "configs": {"xformer.presets"},
+    "experiments": {"xformer.commands"},
 }  # fmt: skip
 # The functional core takes arrays and gives arrays.
 CORE_LIBRARIES = {"jax", "numpy", "__future__"} | set(sys.stdlib_module_names)

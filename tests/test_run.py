@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import xformer
-from experiments import cli, inspect, run
 from xformer import tasks
+from xformer.commands import cli, inspect, run
 from xformer.train import CheckpointError
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ import pytest
 from test_run import DEMO, ROOT, SMALL, finish
 from train_fake import rows
 
-from experiments import cli, compare, hosts, run
+from xformer.commands import cli, compare, hosts, run
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from test_run import DEMO, SMALL, in_process
 from train_fake import arrays, compile_cache, rows  # noqa: F401
 
 import xformer
-from experiments import cli, run
+from xformer.commands import cli, run
 
 SETTINGS = (
     f"{DEMO}:bigbird",

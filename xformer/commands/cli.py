@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from experiments import hosts
+from xformer.commands import hosts
 from xformer.schema import ConfigError, nearest
 from xformer.tasks import DataMissing
 from xformer.train import CheckpointError, Diverged, Interrupted, ProcessLost, WorkdirBusy, WorkdirMismatch

@@ -1,0 +1,210 @@
+"""Shapes, parameters and FLOPs of every layer of an experiment, and its attention pattern as a picture. Trains nothing.
+
+python -m experiments.inspect --config=configs/listops.py:bigbird [--out=pattern.png] [--depth=2]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from xformer import config as configs
+from xformer import cost, tasks
+from xformer import experiment as experiments
+from xformer.commands import cli, pictures
+from xformer.experiment import Experiment
+from xformer.report import patterns, style
+from xformer.train import step as steps
+
+MAX_PICTURE = 2048  # positions on a side of the pattern that is computed
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One module's call in the forward pass of a batch."""
+
+    path: str
+    kind: str
+    output: str
+    num_params: int
+    flops: int
+    uncounted: tuple[str, ...]
+
+
+def command(argv: Sequence[str]) -> None:
+    """Runs the command line; see the module docstring."""
+    parser = cli.Parser(__doc__)
+    parser.add_argument(
+        "--config", required=True, help="path.py[:argument] or config.json; --config.key=value overrides"
+    )
+    parser.add_argument("--out", default="pattern.png", help="where the picture of the pattern goes")
+    parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
+    parser.add_argument("--depth", type=int, default=2, help="how deep into the modules the table goes")
+    args, overrides = parser.parse(argv)
+    if args.depth < 1:
+        raise configs.ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
+    out = Path(args.out)
+    parser.folder("--out", str(out.parent))
+    if out.is_dir():
+        raise configs.ConfigError(f"--out: got {args.out!r}, takes the name of a picture, but this is a folder")
+    experiment = experiments.build(configs.override(configs.read(args.config), overrides))
+    sizes, source = data_sizes(experiment, args.data_dir)
+    batch = batch_shapes(experiment, sizes["max_len"])
+    print(f"{experiment.name}: {experiment.attention}")
+    print(f"batch {experiment.train.batch_size} x {sizes['max_len']} tokens, computing in {experiment.train.dtype}")
+    print(f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes ({source})\n")
+    print(table(layers(experiment, sizes, batch, args.depth)))
+    print()
+    print(totals(experiment, sizes, batch))
+    print(draw_pattern(experiment, sizes["max_len"], out))
+
+
+def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, int], str]:
+    """(vocab_size, num_classes, max_len; where they come from): the prepared data if it is there, else assumptions."""
+    try:
+        data = experiment.task.open(data_dir)
+    except tasks.DataMissing:
+        assumed = experiments.ASSUMED_SIZES | {"max_len": experiment.task.length}
+        return assumed, "assumed: the data is not prepared yet"
+    sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
+    return sizes, "from the prepared data"
+
+
+def batch_shapes(experiment: Experiment, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """A global training batch, shapes instead of arrays."""
+    rows = experiment.train.batch_size
+    return {
+        "inputs": jax.ShapeDtypeStruct((rows, length), jnp.int32),
+        "targets": jax.ShapeDtypeStruct((rows,), jnp.int32),
+        "weights": jax.ShapeDtypeStruct((rows,), jnp.float32),
+    }
+
+
+def layers(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any], depth: int) -> list[Layer]:
+    """Every module down to `depth` that the forward pass calls, in that order."""
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0))))
+    found: list[Layer] = []
+
+    def forward(state: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        model = nnx.merge(graphdef, state)
+        modules = [(path, module) for path, module in nnx.iter_modules(model) if 0 < _depth(path) <= depth]
+        names = {id(module): ".".join(map(str, path)) for path, module in modules}
+        with recorded({type(module) for _, module in modules}) as calls:
+            logits = model(**experiment.task.inputs(batch), deterministic=True)
+        found.extend(_layer(names[id(call.module)], call) for call in calls if id(call.module) in names)
+        return logits
+
+    jax.eval_shape(forward, state, dict(batch))
+    return found
+
+
+def _depth(path: Sequence[Any]) -> int:
+    return sum(not isinstance(part, int) for part in path)
+
+
+def _layer(path: str, call: Call) -> Layer:
+    graphdef, state = nnx.split(call.module)
+    leaves, structure = jax.tree.flatten((call.args, call.kwargs))
+    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+
+    def again(state: Any, *arrays: jax.Array) -> Any:
+        given = iter(arrays)
+        filled = [next(given) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
+        args, kwargs = jax.tree.unflatten(structure, filled)
+        return nnx.merge(graphdef, state)(*args, **kwargs)
+
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    arrays = [shape(leaf) for leaf, array in zip(leaves, is_array, strict=True) if array]
+    counted = cost.count(again, jax.tree.map(shape, state), *arrays)
+    output = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(call.output))
+    num_params = steps.num_params(nnx.state(call.module, nnx.Param))
+    return Layer(path, type(call.module).__name__, output, num_params, counted.flops, counted.uncounted)
+
+
+@dataclasses.dataclass
+class Call:
+    """What a module was called with, and what it gave."""
+
+    module: Any
+    args: tuple
+    kwargs: dict[str, Any]
+    output: Any = None
+
+
+@contextlib.contextmanager
+def recorded(classes: set[type]) -> Iterator[list[Call]]:
+    """The list that every call of a module of these classes is added to while this is open, in order."""
+    calls: list[Call] = []
+
+    def recording(original: Callable) -> Callable:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            entry = Call(self, args, kwargs)
+            calls.append(entry)
+            entry.output = original(self, *args, **kwargs)
+            return entry.output
+
+        return call
+
+    originals = {cls: cls.__dict__["__call__"] for cls in classes if "__call__" in cls.__dict__}
+    try:
+        for cls, original in originals.items():
+            cls.__call__ = recording(original)  # type: ignore[method-assign]
+        yield calls
+    finally:
+        for cls, original in originals.items():
+            cls.__call__ = original  # type: ignore[method-assign]
+
+
+def table(rows: Sequence[Layer]) -> str:
+    """The layers as aligned text."""
+    cells = [("layer", "module", "output", "parameters", "FLOPs forward")]
+    cells += [(row.path, row.kind, row.output, f"{row.num_params:,}", flops(row.flops, row.uncounted)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    align = (str.ljust, str.ljust, str.ljust, str.rjust, str.rjust)
+    lines = ["  ".join(put(cell, width) for put, cell, width in zip(align, row, widths, strict=True)) for row in cells]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def totals(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]) -> str:
+    """Parameters and FLOPs of the whole model, of a training step and of the whole training."""
+    task = experiment.task
+    graphdef, params, rest = steps.split(nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0))))
+    forward = cost.count(steps.eval_step(graphdef, task), (params, rest), dict(batch))
+    optimizer, schedule, train = experiment.optimizer, experiment.schedule, experiment.train
+    step = steps.train_step(graphdef, task, optimizer, schedule, accumulate=train.accumulate)
+    zero: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    seed = jax.ShapeDtypeStruct((), jnp.uint32)
+    state = steps.TrainState(zero, params, rest, jax.eval_shape(optimizer.init, params))
+    training = cost.count(step, state, dict(batch), seed)
+    whole = training.scale(train.num_steps)
+    return "\n".join(
+        [
+            f"parameters                 {steps.num_params(params):,}",
+            f"FLOPs of a forward pass    {flops(forward.flops, forward.uncounted)}",
+            f"FLOPs of a training step   {flops(training.flops, training.uncounted)}",
+            f"FLOPs of {train.num_steps:,} steps".ljust(27) + flops(whole.flops, whole.uncounted),
+        ]
+    )
+
+
+def flops(number: int, uncounted: Sequence[str] = ()) -> str:
+    """A FLOP count, and what it leaves out."""
+    return f"{number:,}" + (f" + uncounted: {', '.join(uncounted)}" if uncounted else "")
+
+
+def draw_pattern(experiment: Experiment, length: int, out: Path) -> str:
+    """Writes the picture of which keys each query considers; the line that says what was done."""
+    positions = min(length, MAX_PICTURE)
+    name, num_heads = experiment.config.attention.name, experiment.config.model.num_heads
+    image = patterns.picture({name: pictures.pattern(experiment.attention, positions, num_heads)}, style.LIGHT)
+    assert image is not None  # there is one pattern to draw
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(image)
+    return f"pattern of {positions} positions: {out}"

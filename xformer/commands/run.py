@@ -1,0 +1,53 @@
+"""Train and evaluate one experiment.
+
+  python -m experiments.run --config=configs/listops.py:bigbird --workdir=runs/a [--config.train.num_steps=200]
+
+The same command again goes on from the last checkpoint. `--config=runs/a/config.json` repeats a run exactly. On many
+hosts, start it on each; under SLURM and Open MPI the processes find each other, elsewhere name them with --coordinator,
+--num_processes and --process_id.
+Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from xformer import config as configs
+from xformer import experiment as experiments
+from xformer.commands import cli, hosts
+from xformer.schema import ConfigError
+from xformer.train import workdir as folders
+
+
+def command(argv: Sequence[str]) -> None:
+    """Runs the command line; see the module docstring."""
+    parser = cli.Parser(__doc__)
+    parser.add_argument(
+        "--config", help="path.py[:argument] or a run's config.json; --config.key=value overrides a key"
+    )
+    parser.add_argument("--workdir", required=True, help="folder of the run, made if it is not there")
+    parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
+    parser.add_argument("--eval_only", action="store_true", help="evaluate the best checkpoint of a finished run")
+    hosts.add_flags(parser)
+    args, overrides = parser.parse(argv)
+    workdir = parser.folder("--workdir", args.workdir)
+    if args.data_dir is not None:
+        parser.folder("--data_dir", args.data_dir)
+    hosts.start(args)
+    if args.eval_only and not (workdir / "result.json").is_file():
+        raise ConfigError(f"--workdir: {workdir} holds no finished run to evaluate (no result.json)")
+    spec = args.config or (str(workdir / "config.json") if args.eval_only else None)
+    if spec is None:
+        raise ConfigError("--config: missing; takes path.py, path.py:argument or a run's config.json")
+    experiment = experiments.build(configs.load_config(spec, overrides))
+    if (workdir / "config.json").is_file():  # another run's folder is refused before data is made
+        folders.changed(workdir, experiments.as_json(experiment.config))
+    trainer = experiment.trainer(workdir, args.data_dir, progress=cli.say)
+    if args.eval_only:
+        metrics = {"eval": trainer.evaluate("validation"), "test": trainer.evaluate("test")}
+        if hosts.is_main():
+            print(json.dumps(metrics))
+        return
+    result = trainer.fit()
+    cli.say(f"finished {result['name']}: test {json.dumps(result['test'])}, result in {workdir / 'result.json'}")
