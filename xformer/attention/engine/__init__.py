@@ -2,7 +2,7 @@
 
 In reading order:
 - `tile_plan` lists which tiles exist; `operands` holds a call in the engine's terms.
-- `attend` runs the plan and has the custom derivative; `forward` (the online softmax) and `backward` handle a query tile.
+- `attend` runs the plan and has the custom derivative; `forward` (the online softmax) and `backward` do a query tile.
 - `query_tile` reads a tile's queries, keys, scores and masks, by the operations of `gather`.
 - `distance_table` and `relative_tiles` add relative positions.
 - `sequence_parallel` shares a plan out to devices; `mesh_axes` serves meshes.

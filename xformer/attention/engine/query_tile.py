@@ -62,7 +62,7 @@ class QueryTiles:
         plan = controls.plan
         self.q_block, self.kv_block = plan.q_block, plan.kv_block
         self.batch, self.q_len, self.kv_heads, self.groups, _ = inputs.query.shape
-        self.per_head = self.groups > 1 and plan.groups[0].columns.shape[0] > 1
+        self.per_head = self.groups > 1 and plan.groups[0].key_tiles.shape[0] > 1
         self.n = self.batch * self.kv_heads * (self.groups if self.per_head else 1)
         self.dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
         self.einsum = functools.partial(jnp.einsum, precision=settings.precision)
