@@ -17,9 +17,8 @@ from xformer.attention import (
     Shaw,
     T5Bias,
     Window,
-    pattern_attention,
 )
-from xformer.attention.engine import relative_tiles
+from xformer.attention.engine import relative_tiles, tile_policy
 
 LENGTH = 150
 POSITIONS = [Shaw(20), Shaw(20, values=False), T5Bias(num_buckets=8, max_distance=20)]
@@ -34,7 +33,7 @@ OPS = {
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles of at most 16 x 8, so that 150 tokens have some of all kinds."""
-    monkeypatch.setattr(pattern_attention, "MAX_TILE", (16, 8))
+    monkeypatch.setattr(tile_policy, "MAX_TILE", (16, 8))
 
 
 def row_of(op, position):

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 # Room -> rooms of this project that it may import, besides itself.
 MAY_IMPORT = {
+    "xformer.checks": set(),  # standard library only: every room may import it
     "xformer.attention": set(),
     "xformer.nn": {"xformer.attention"},
     "xformer.models": {"xformer.nn", "xformer.attention"},
@@ -78,13 +79,20 @@ def test_arrows_point_down(path):
             continue
         target = room_of(name)
         assert target is not None, f"{name} is no room's"
-        assert target == room or target in allowed or "*" in allowed, f"{module_name(path)} imports {name}"
+        assert target in (room, "xformer.checks") or target in allowed or "*" in allowed, (
+            f"{module_name(path)} imports {name}"
+        )
 
 
 def test_the_core_imports_jax_and_numpy_only():
     for path in (ROOT / "xformer" / "attention").rglob("*.py"):
         foreign = {name for name in imports(path) if name.split(".")[0] not in CORE_LIBRARIES | {"xformer"}}
         assert not foreign, f"{path} imports {foreign}"
+
+
+def test_the_checks_import_the_standard_library_only():
+    for name in imports(ROOT / "xformer" / "checks.py"):
+        assert name.split(".")[0] in {"__future__", *sys.stdlib_module_names}, f"xformer.checks imports {name}"
 
 
 def test_imports_are_read_from_every_form(tmp_path, monkeypatch):

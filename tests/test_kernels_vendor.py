@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from conformance import inputs, padding, refuses
 
-from xformer.attention import ALiBi, BigBird, Full, Shape, Window
+from xformer.attention import ALiBi, BigBird, Full, Options, Shape, Window
 from xformer.attention import call as calls
 from xformer.attention.kernels import choose, cudnn, interpreted
 
 
 def call_of(op, query, key, value, mask=None, **options):
     """The call as an implementation gets it, and the `Call` itself."""
-    rest = dict.fromkeys(("bias", "segment_ids", "query_offset", "scale", "dropout_rng", "dtype", "precision"))
-    rest |= {"dropout_rate": 0.0, "broadcast_dropout": True, "deterministic": True}
-    call = calls.normalize(query, key, value, mask=mask, **rest | options)
+    call = calls.normalize(query, key, value, Options(mask=mask, **options))
     return op._split(call, {}), call
 
 

@@ -7,10 +7,12 @@
 from xformer.attention.bigbird import BigBird
 from xformer.attention.cost import Cost
 from xformer.attention.full import Full
-from xformer.attention.interface import Attention, Shape
+from xformer.attention.interface import Attention
 from xformer.attention.linformer import Linformer
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
 from xformer.attention.registry import ATTENTIONS, build
+from xformer.attention.shape import Shape
+from xformer.attention.signature import AttentionCallable, Options
 from xformer.attention.window import Window
 
 __all__ = [
@@ -18,11 +20,13 @@ __all__ = [
     "POSITIONS",
     "ALiBi",
     "Attention",
+    "AttentionCallable",
     "BigBird",
     "Cost",
     "Full",
     "Linformer",
     "MusicRelative",
+    "Options",
     "Position",
     "Rotary",
     "Shape",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-
-import numpy as np
+from typing import ClassVar
 
 from xformer.attention import pattern
 from xformer.attention.engine.tile_plan import ceil_div
-from xformer.attention.pattern_attention import MAX_TILE, PatternAttention
+from xformer.attention.engine.tile_policy import MAX_TILE
+from xformer.attention.pattern_attention import PatternAttention
+from xformer.checks import check_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,8 @@ class BigBird(PatternAttention):
       layer: which layer's random blocks.
     """
 
+    PLAN_FIELDS: ClassVar[tuple[str, ...]] = ("seed", "layer")
+
     block_size: int = 64
     num_random_blocks: int = 3
     num_window_blocks: int = 3
@@ -50,9 +53,7 @@ class BigBird(PatternAttention):
         for field in dataclasses.fields(BigBird):
             if field.kw_only:
                 continue
-            value, minimum = getattr(self, field.name), least.get(field.name, 0)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-                raise ValueError(f"BigBird.{field.name} must be an integer of at least {minimum}, got {value!r}")
+            check_integer(f"BigBird.{field.name}", getattr(self, field.name), at_least=least.get(field.name, 0))
         if self.num_window_blocks % 2 == 0:
             raise ValueError(
                 f"BigBird.num_window_blocks must be odd (centred on the query), got {self.num_window_blocks}"
@@ -62,20 +63,21 @@ class BigBird(PatternAttention):
         return dataclasses.replace(self, layer=index)
 
     def token_pattern(self, kv_len: int, num_heads: int) -> pattern.Pattern:
-        num_blocks, side = ceil_div(kv_len, self.block_size), self.num_window_blocks // 2
+        # A block beyond the length is the length, and so is a window: as numbers they may not fit 32 bits.
+        unit = min(self.block_size, kv_len)
+        num_blocks = ceil_div(kv_len, unit)
+        side = min(self.num_window_blocks // 2, num_blocks)
         first = min(ceil_div(self.num_global_blocks, 2), num_blocks)
         last = min(self.num_global_blocks // 2, num_blocks - first)
-        visible: pattern.Pattern = pattern.Window(side, side, self.block_size)
+        visible: pattern.Pattern = pattern.Window(side, side, unit)
         if self.num_global_blocks:
-            visible |= pattern.Global(first, last, num_blocks, self.block_size)
+            visible |= pattern.Global(first, last, num_blocks, unit)
         if self.num_global_tokens:
             visible |= pattern.Global(min(self.num_global_tokens, kv_len), 0, kv_len)
         if not self.num_random_blocks:
             return visible
         count = min(self.num_random_blocks, num_blocks)
-        return visible | pattern.Random(
-            count, num_blocks, self.block_size, num_heads, visible, self.seed, self.layer, self.causal
-        )
+        return visible | pattern.Random(count, num_blocks, unit, num_heads, visible, self.seed, self.layer, self.causal)
 
     def block(self, kv_len: int) -> int | None:
         block = min(self.block_size, kv_len)
@@ -83,9 +85,5 @@ class BigBird(PatternAttention):
             block = block // 2 if block % 2 == 0 else MAX_TILE[1]
         return block
 
-    def check_positions(self, first: int, q_len: int, kv_len: int) -> None:
-        if first + q_len > kv_len:
-            raise ValueError(
-                f"BigBird's queries stand among its keys: query_offset {first} and q_len {q_len} reach past kv_len "
-                f"{kv_len}"
-            )
+    def num_positions(self, kv_len: int) -> int:
+        return kv_len  # queries stand among the keys, whose blocks are numbered

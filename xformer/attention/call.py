@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xformer.attention.signature import Options
+from xformer.checks import is_integer
+
 Array = jax.Array
+MAX_POSITION = 2**30  # positions and their differences are 32-bit integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +26,11 @@ class Call:
       query: `[batch, q_len, num_heads, head_dim]`; key, value: `[batch, kv_len, num_kv_heads, head_dim]`.
       bias: `[batch or 1, num_heads or 1, q_len or 1, kv_len or 1]` or None; mask: bool of such a shape or None.
       q_segments, kv_segments: int `[batch or 1, length]` or None.
-      query_offset: None where it was not given; an int; an int array `[]` or `[batch]`.
+      query_offset: None where it was not given; an int; an int32 array `[]` or `[batch]`.
+      scale: where it is a number; 1.0 where it is an array.
+      head_scale: where it is an array, `[1]` or `[num_heads]`, float32 (float64 for float64 queries); None otherwise.
       dropout_rate: 0.0 when deterministic.
-      plan: a layer's tiles where the caller gives them; None: those of the op.
+      plan: the plan that the caller gave, or None.
       out_dtype, batch_shape: what `restore` gives back.
     """
 
@@ -38,13 +45,14 @@ class Call:
     kv_segments: Array | None
     query_offset: int | Array | None
     scale: float
+    head_scale: Array | None
     dropout_rng: Array | None
     dropout_rate: float
     broadcast_dropout: bool
     precision: Any
+    plan: Any
     out_dtype: Any
     batch_shape: tuple[int, ...]
-    plan: Any = None
 
     @property
     def batch(self) -> int:
@@ -72,50 +80,32 @@ class Call:
         return out.astype(self.out_dtype).reshape(*self.batch_shape, *out.shape[1:])
 
 
-def normalize(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    mask: Array | None,
-    segment_ids: Any,
-    query_offset: Any,
-    scale: float | Array | None,
-    dropout_rng: Array | None,
-    dropout_rate: float,
-    broadcast_dropout: bool,
-    deterministic: bool,
-    dtype: Any,
-    precision: Any,
-) -> Call:
+def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
     """Checks shapes and gives a `Call`. Raises ValueError with one line."""
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     _check_shapes(query, key, value)
-    if dtype is not None:
-        if not _is_floating(dtype):
-            raise ValueError(f"dtype must be a floating point type, got {dtype!r}")
-        query, key, value = (x.astype(dtype) for x in (query, key, value))
+    if options.dtype is not None:
+        if not _is_floating(options.dtype):
+            raise ValueError(f"dtype must be a floating point type, got {options.dtype!r}")
+        query, key, value = (x.astype(options.dtype) for x in (query, key, value))
     if not jnp.issubdtype(query.dtype, jnp.floating):
         raise ValueError(f"query must be floating point, got {query.dtype}; give dtype= to cast")
     batch_shape, (q_len, num_heads, head_dim) = query.shape[:-3], query.shape[-3:]
     kv_len = key.shape[-3]
     pair_shape = (*batch_shape, num_heads, q_len, kv_len)
+    bias, mask = options.bias, options.mask
     if mask is not None:
         mask = jnp.asarray(mask)
         mask = _with_all_axes(mask if mask.dtype == bool else mask > 0, pair_shape, "mask")
     if bias is not None:
         bias = _with_all_axes(jnp.asarray(bias), pair_shape, "bias")
-    if scale is not None and not isinstance(scale, int | float | np.number):
-        if jnp.shape(scale) != ():
-            raise ValueError(f"scale must be a number or an array [], got shape {jnp.shape(scale)}")
-        query, scale = query * jnp.asarray(scale, query.dtype), 1.0  # an array, known only at run time
+    scale, head_scale = _scale(options.scale, query)
     flat = lambda x: x.reshape(math.prod(batch_shape), *x.shape[len(batch_shape) :])
-    q_segments, kv_segments = _segments(segment_ids, batch_shape, q_len, kv_len)
-    if deterministic:
-        dropout_rate = 0.0
-    elif not 0.0 <= dropout_rate < 1.0:
+    q_segments, kv_segments = _segments(options.segment_ids, batch_shape, q_len, kv_len)
+    dropout_rate = 0.0 if options.deterministic else options.dropout_rate
+    if not 0.0 <= dropout_rate < 1.0:
         raise ValueError(f"dropout_rate must be in [0, 1), got {dropout_rate}")
-    elif dropout_rate and dropout_rng is None:
+    if dropout_rate and options.dropout_rng is None:
         raise ValueError(f"dropout_rate {dropout_rate} with deterministic=False needs dropout_rng, got None")
     return Call(
         query=flat(query),
@@ -125,21 +115,33 @@ def normalize(
         mask=mask,
         q_segments=q_segments,
         kv_segments=kv_segments,
-        query_offset=_offset(query_offset, batch_shape),
-        scale=float(head_dim**-0.5 if scale is None else scale),
-        dropout_rng=dropout_rng if dropout_rate else None,
+        query_offset=_offset(options.query_offset, batch_shape),
+        scale=scale,
+        head_scale=head_scale,
+        dropout_rng=options.dropout_rng if dropout_rate else None,
         dropout_rate=float(dropout_rate),
-        broadcast_dropout=broadcast_dropout,
-        precision=precision,
+        broadcast_dropout=options.broadcast_dropout,
+        precision=options.precision,
+        plan=options.plan,
         out_dtype=query.dtype,
         batch_shape=batch_shape,
     )
 
 
+def exact(x: Any) -> Any:
+    """A floating point array in float32 at least; anything else as it is.
+
+    What many examples share is cast so before it is used: then its gradient is summed in float32 too.
+    """
+    if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def _check_shapes(query: Array, key: Array, value: Array) -> None:
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim < 3 or key.ndim != query.ndim or value.ndim != query.ndim:
-        raise ValueError(f"query, key and value must be [*batch, length, heads, head_dim] of like rank, got {shapes}")
+        raise ValueError(f"query, key and value must be [*batch, length, heads, head_dim] of equal rank, got {shapes}")
     if key.shape != value.shape:
         raise ValueError(f"key and value must have one shape, got {shapes}")
     if query.shape[:-3] != key.shape[:-3] or query.shape[-1] != key.shape[-1]:
@@ -148,6 +150,19 @@ def _check_shapes(query: Array, key: Array, value: Array) -> None:
         raise ValueError(f"attention needs at least one token, head, dimension and example, got {shapes}")
     if query.shape[-2] % key.shape[-2]:
         raise ValueError(f"the number of query heads must be a multiple of the number of key heads, got {shapes}")
+
+
+def _scale(scale: Any, query: Array) -> tuple[float, Array | None]:
+    """(the number, the array); the one that was not given is 1 or None."""
+    if scale is None:
+        return float(query.shape[-1] ** -0.5), None
+    if isinstance(scale, numbers.Real) and not isinstance(scale, bool):
+        return float(scale), None
+    num_heads = query.shape[-2]
+    if isinstance(scale, bool) or not hasattr(scale, "dtype") or jnp.shape(scale) not in ((), (num_heads,)):
+        given = f"shape {jnp.shape(scale)}" if hasattr(scale, "dtype") else repr(scale)
+        raise ValueError(f"scale must be a number or an array [] or [num_heads] = [{num_heads}], got {given}")
+    return 1.0, jnp.asarray(scale, jnp.promote_types(query.dtype, jnp.float32)).reshape(-1)
 
 
 def _with_all_axes(x: Array, shape: tuple[int, ...], name: str) -> Array:
@@ -162,15 +177,17 @@ def _one_batch_axis(x: Array, batch_shape: tuple[int, ...]) -> Array:
     lead, rest = x.shape[: len(batch_shape)], x.shape[len(batch_shape) :]
     if all(size == 1 for size in lead):
         return x.reshape(1, *rest)
-    return jnp.broadcast_to(x, (*batch_shape, *rest)).reshape(-1, *rest)
+    if lead != batch_shape:
+        x = jnp.broadcast_to(exact(x), (*batch_shape, *rest))
+    return x.reshape(math.prod(batch_shape), *rest)
 
 
 def _segments(segment_ids: Any, batch_shape: tuple[int, ...], q_len: int, kv_len: int) -> Any:
     if segment_ids is None:
         return None, None
-    pair = segment_ids if isinstance(segment_ids, tuple | list) else (segment_ids, segment_ids)
+    pair = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     if len(pair) != 2:
-        raise ValueError(f"segment_ids must be an array or a (query, key) pair, got {len(pair)} entries")
+        raise ValueError(f"segment_ids must be an array or a tuple (of queries, of keys), got {len(pair)} entries")
     out = []
     for ids, length, name in zip(pair, (q_len, kv_len), ("query", "key"), strict=True):
         ids = jnp.asarray(ids)
@@ -189,17 +206,33 @@ def _segments(segment_ids: Any, batch_shape: tuple[int, ...], q_len: int, kv_len
 def _offset(offset: Any, batch_shape: tuple[int, ...]) -> int | Array | None:
     if offset is None:
         return None
-    if isinstance(offset, bool) or not (isinstance(offset, int | np.integer) or hasattr(offset, "dtype")):
-        raise ValueError(f"query_offset must be an int or an int array, got {offset!r}")
-    if isinstance(offset, int | np.integer) or (isinstance(offset, np.ndarray) and not offset.ndim):
-        if offset < 0:
-            raise ValueError(f"query_offset must not be negative, got {offset}")
+    if isinstance(offset, np.ndarray) and not offset.ndim:
+        offset = offset[()]
+    if is_integer(offset):
+        _check_range(offset, offset)
         return int(offset)
+    wanted = f"query_offset must be an int or an int array [] or {list(batch_shape)}"
+    if not hasattr(offset, "dtype"):
+        raise ValueError(f"{wanted}, got {offset!r}")
     if not jnp.issubdtype(offset.dtype, jnp.integer) or offset.shape not in ((), batch_shape):
-        raise ValueError(
-            f"query_offset must be an int array [] or {list(batch_shape)}, got {offset.dtype} {offset.shape}"
-        )
-    return jnp.asarray(offset).reshape(() if offset.ndim == 0 else (-1,))
+        raise ValueError(f"{wanted}, got {offset.dtype} {offset.shape}")
+    if isinstance(offset, np.ndarray):
+        _check_range(offset.min(), offset.max())
+    if offset.dtype.itemsize > 2:  # what is farther away than any key stays so, and its 32-bit differences are right
+        offset = offset.clip(*(np.asarray(end, offset.dtype) for end in _ends(offset.dtype)))
+    return jnp.asarray(offset, jnp.int32).reshape(() if offset.ndim == 0 else (-1,))
+
+
+def _check_range(least: int, most: int) -> None:
+    if least < 0:
+        raise ValueError(f"query_offset must not be negative, got {least}")
+    if most >= MAX_POSITION:
+        raise ValueError(f"query_offset must be below {MAX_POSITION:,}, got {most:,}")
+
+
+def _ends(dtype: Any) -> tuple[int, int]:
+    """The range that offsets of a dtype are clipped to."""
+    return (0 if jnp.issubdtype(dtype, jnp.unsignedinteger) else -MAX_POSITION), MAX_POSITION
 
 
 def _is_floating(dtype: Any) -> bool:

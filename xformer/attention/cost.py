@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import jax
+
+from xformer.attention.shape import Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,3 +33,10 @@ class Cost:
     def scale(self, times: int) -> Cost:
         """The cost of doing this `times` times with the same parameters."""
         return dataclasses.replace(self, flops=self.flops * times, bytes=self.bytes * times)
+
+
+def call_cost(shape: Shape, flops: int, params: Any) -> Cost:
+    """The cost of a call with the bytes of its arguments and result, in float32, and the number of parameters."""
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    tokens = 2 * shape.q_len * shape.num_heads + 2 * shape.kv_len * shape.kv_heads
+    return Cost(flops, 4 * (shape.batch * tokens * shape.head_dim + num_params), num_params)

@@ -4,54 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention.call import Call, normalize
+from xformer.attention.call import Call, exact, normalize
 from xformer.attention.cost import Cost
 from xformer.attention.engine import mesh_axes
+from xformer.attention.shape import Shape
+from xformer.attention.signature import AttentionCallable, Options, Params
 
 Array = jax.Array
-Params = dict[str, Any]
 Implementation = Literal["reference", "xla", "pallas", "splash", "cudnn"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
-    """Sizes of one attention call. Lengths are in tokens; `num_kv_heads=None` means as many as `num_heads`."""
-
-    batch: int
-    q_len: int
-    kv_len: int
-    num_heads: int
-    head_dim: int
-    num_kv_heads: int | None = None
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            size = getattr(self, field.name)
-            if size is None and field.name == "num_kv_heads":
-                continue
-            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-                raise ValueError(f"Shape.{field.name} must be a positive integer, got {size!r}")
-        if self.num_heads % self.kv_heads:
-            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.kv_heads}")
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of key and value heads."""
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
-
-@dataclasses.dataclass(frozen=True)
-class Attention:
+class Attention(AttentionCallable):
     """Base of all variants: a frozen dataclass of hyperparameters that is called to attend.
 
-    Subclasses say what they do in `attend`, and describe themselves in `init`, `pattern` and `cost`.
+    Subclasses say what they do in `attend`, and describe themselves in `init`, `pattern` and `cost`; what they cannot
+    honour they list in `REFUSES`. `AttentionCallable.__call__` documents the arguments of a call.
 
     Attributes:
       causal: queries attend to no later position.
@@ -62,6 +37,8 @@ class Attention:
         NotImplementedError (`xformer.attention.kernels.interpreted` lets "pallas" and "splash" run on CPUs, right but
         slow).
     """
+
+    REFUSES: ClassVar[Mapping[str, str]] = {}  # name of an argument of the call -> why the variant cannot honour it
 
     causal: bool = dataclasses.field(default=False, kw_only=True)
     implementation: Implementation | None = dataclasses.field(default=None, kw_only=True)
@@ -79,72 +56,39 @@ class Attention:
     def _name(self) -> str:
         return type(self).__name__
 
-    def __call__(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        bias: Array | None = None,
-        mask: Array | None = None,
-        *,
-        is_causal: bool = False,
-        segment_ids: Array | tuple[Array, Array] | None = None,
-        query_offset: int | Array | None = None,
-        scale: float | Array | None = None,
-        dropout_rng: Array | None = None,
-        dropout_rate: float = 0.0,
-        broadcast_dropout: bool = True,
-        deterministic: bool = True,
-        dtype: Any = None,
-        precision: Any = None,
-        module: Any = None,
-        params: Params | None = None,
-        plan: Any = None,
-    ) -> Array:
-        """Attends. The arguments are those of Flax's `attention_fn`, and a few more.
-
-        Args:
-          query: `[*batch, q_len, num_heads, head_dim]`, not scaled.
-          key, value: `[*batch, kv_len, num_kv_heads, head_dim]`; `num_heads` is a multiple of `num_kv_heads`.
-          bias: added to the scaled scores; broadcastable to `[*batch, num_heads, q_len, kv_len]`.
-          mask: any dtype, pairs with `mask > 0` attend; broadcastable likewise. A padding mask `[batch, 1, 1, kv_len]`
-            costs O(kv_len).
-          is_causal: the same as `causal=True` on the op.
-          segment_ids: int `[*batch, length]`, or a pair for queries and keys; different segments do not attend.
-          query_offset: position of the first query, an int or an int array `[]` or `[*batch]`; positions of an array
-            must stay below kv_len.
-          scale: multiplies the scores, a number or an array `[]`; 1 / sqrt(head_dim) by default.
-          dropout_rng, dropout_rate, broadcast_dropout, deterministic: dropout on the weights, as in Flax;
-            `broadcast_dropout` shares a mask between batch entries and heads.
-          dtype: inputs are cast to it and the output has it; query's dtype by default.
-          precision: passed to the matrix products.
-          module: Flax's request to sow the weights; not possible here, see `xformer.nn.AttentionFn`.
-          params: what `init` gave.
-          plan: one layer's entry of what `plans` gave: attends as `at_layer` of that layer does, in one trace.
-
-        Returns:
-          `[*batch, q_len, num_heads, head_dim]`. A query with nothing to attend to gets zeros and gives no gradient.
-
-        Raises:
-          ValueError: shapes that do not fit, missing params, or a missing `query_offset` where positions matter and
-            the lengths differ.
-          NotImplementedError: an argument that this variant cannot honour.
-        """
-        if is_causal and not self.causal:
-            if plan is not None:
-                raise ValueError(f"{self._name}: a plan is causal or not when made; make it with causal=True on the op")
-            self = dataclasses.replace(self, causal=True)
-        if module is not None:
+    def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
+        op, call = self._prepare(query, key, value, options)
+        if options.module is not None:
             raise NotImplementedError(
                 f"{self._name} never holds the attention weights; pass xformer.nn.AttentionFn({self._name}(...)) as "
                 "attention_fn to sow them"
             )
-        call = normalize(
-            query, key, value, bias, mask, segment_ids, query_offset, scale, dropout_rng, dropout_rate,
-            broadcast_dropout, deterministic, dtype, precision,
-        )  # fmt: skip
-        call = dataclasses.replace(call, plan=plan)
-        return call.restore(by_example(functools.partial(mesh_axes.automatic, self.attend), call, params or {}))
+        attend = functools.partial(by_example, op.attend)
+        return call.restore(mesh_axes.automatic(attend, call, options.params or {}))
+
+    def attention_weights(self, query: Array, key: Array, value: Array, options: Options = Options()) -> Array:
+        """The weight of every pair before dropout, in O(q_len x kv_len) memory whatever the op: to look at.
+
+        Args:
+          query, key, value: as in a call.
+          options: the other arguments of the call.
+
+        Returns:
+          `[*batch, num_heads, q_len, kv_len]` in the output's dtype; rows sum to 1, or to 0 where nothing is attended.
+
+        Raises:
+          NotImplementedError: the op has no token pairs.
+        """
+        op, call = self._prepare(query, key, value, dataclasses.replace(options, deterministic=True))
+        return call.restore(by_example(op.weights, call, options.params or {}))
+
+    def _prepare(self, query: Array, key: Array, value: Array, options: Options) -> tuple[Attention, Call]:
+        """The op with the call's causal flag, and the call. Raises for options that the op refuses."""
+        for name, reason in self.REFUSES.items():
+            if getattr(options, name) is not getattr(Options, name):
+                raise NotImplementedError(f"{self._name} cannot honour {name}: {reason}")
+        op = dataclasses.replace(self, causal=True) if options.is_causal and not self.causal else self
+        return op, normalize(query, key, value, options)
 
     def attend(self, call: Call, params: Params) -> Array:
         """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, head_dim]`."""
@@ -156,8 +100,8 @@ class Attention:
 
     def check_params(self, params: Params, call: Call) -> None:
         """Raises ValueError unless `params` is what `init` gives for such a call."""
-        (q_len, kv_len), (batch, _, num_heads, head_dim) = call.lengths, call.query.shape
-        want = _param_shapes(self, Shape(batch, q_len, kv_len, num_heads, head_dim, call.key.shape[2]))
+        (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
+        want = _param_shapes(self, Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2]))
         have = {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
         if have != want:
             raise ValueError(f"{self._name} needs params {want or '{}'} (see init), got {have or 'none'}")
@@ -179,14 +123,14 @@ class Attention:
         return self
 
     def plans(self, shape: Shape, num_layers: int) -> Any:
-        """What tells `at_layer(0)` to `at_layer(num_layers - 1)` apart in calls of this shape, for a scan over layers.
+        """The plans of layers 0 to `num_layers` - 1, stacked, for a scan over layers whose ops differ (`at_layer`).
 
         Returns:
-          A pytree of integer and bool arrays `[num_layers, ...]`; an entry of it is what `plan=` takes. None where
-          layers do not differ.
+          A pytree of integer and bool arrays `[num_layers, ...]`. The slice of one layer is what `plan=` takes in a
+          call of this shape. None where layers do not differ.
 
         Raises:
-          NotImplementedError: layers differ and the implementation cannot be told so at run time.
+          NotImplementedError: layers differ, and the implementation fixes the layer when the call is compiled.
         """
         return None
 
@@ -207,6 +151,8 @@ def by_example(attend: Callable[[Call, Params], Array], call: Call, params: Para
         if field.name in Call.BATCHED and getattr(call, field.name) is not None
     }
     axes = {name: 0 if x.shape[0] == call.batch else None for name, x in arrays.items()}
+    # What all examples share has its gradient summed over them, in the dtype that it has here.
+    arrays = {name: exact(x) if axes[name] is None else x for name, x in arrays.items()}
 
     def one(index: Any, arrays: dict[str, Any]) -> Array:
         rng = call.dropout_rng
@@ -215,4 +161,4 @@ def by_example(attend: Callable[[Call, Params], Array], call: Call, params: Para
         arrays = {name: x if axes[name] is None or name == "query_offset" else x[None] for name, x in arrays.items()}
         return attend(dataclasses.replace(call, dropout_rng=rng, **arrays), params)[0]
 
-    return jax.vmap(one, in_axes=(0, axes))(np.arange(call.batch), arrays)
+    return jax.vmap(one, in_axes=(0, axes))(jnp.arange(call.batch), arrays)

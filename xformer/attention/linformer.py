@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from xformer.attention.call import Call
-from xformer.attention.cost import Cost
+from xformer.attention.cost import Cost, call_cost
 from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.full import Full
-from xformer.attention.interface import Attention, Params, Shape
-from xformer.attention.pattern_attention import finish_cost
+from xformer.attention.interface import Attention
+from xformer.attention.shape import Shape
+from xformer.attention.signature import Params
+from xformer.checks import check_integer
 
 Array = jax.Array
 Sharing = Literal["none", "headwise", "key_value"]
 Projection = Literal["learned", "mean", "conv"]
+NO_PAIRS = "its slots mix the length, so there are no token pairs left"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Linformer(Attention):
         as its stride (section 4, "general projections").
     """
 
+    REFUSES: ClassVar[Mapping[str, str]] = dict.fromkeys(("bias", "segment_ids", "plan"), NO_PAIRS)
+
     rank: int = 256
     max_len: int = 1024
     sharing: Sharing = "none"
@@ -52,9 +57,7 @@ class Linformer(Attention):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("rank", "max_len"):
-            size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-                raise ValueError(f"Linformer.{name} must be an integer of at least 1, got {size!r}")
+            check_integer(f"Linformer.{name}", getattr(self, name))
         if self.rank > self.max_len:
             raise ValueError(f"Linformer.rank must be at most max_len {self.max_len}, got {self.rank}")
         for name, choices in (("sharing", get_args(Sharing)), ("projection", get_args(Projection))):
@@ -110,16 +113,10 @@ class Linformer(Attention):
         kv_len = call.lengths[1]
         if kv_len > self.max_len:
             raise ValueError(f"Linformer(max_len={self.max_len}) takes at most that many keys, got {kv_len}")
-        mixed = "Linformer cannot honour {}: its slots mix the length, so there are no token pairs left"
-        if call.plan is not None:
-            raise NotImplementedError(mixed.format("a plan"))
-        if call.bias is not None:
-            raise NotImplementedError(mixed.format("a bias"))
-        if call.q_segments is not None:
-            raise NotImplementedError(mixed.format("segment_ids"))
         if call.mask is not None and call.mask.shape[2] != 1:
             raise NotImplementedError(
-                mixed.format(f"a mask with query dimension {call.mask.shape[2]} (only 1, a padding mask, works)")
+                f"Linformer cannot honour a mask with query dimension {call.mask.shape[2]} (only 1, a padding mask, "
+                f"works): {NO_PAIRS}"
             )
 
     def _project(self, x: Array, kernel: Array | None, real: Array, precision: Any) -> Array:
@@ -166,4 +163,4 @@ class Linformer(Attention):
         flops = 2 * 2 * shape.batch * shape.kv_heads * products * shape.head_dim
         inner = Full(implementation=self.implementation).cost(dataclasses.replace(shape, kv_len=slots))
         params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
-        return finish_cost(shape, flops + inner.flops, params)
+        return call_cost(shape, flops + inner.flops, params)

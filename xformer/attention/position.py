@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention.engine.relative_tiles import Relative
-from xformer.attention.interface import Params, Shape
+from xformer.attention.shape import Shape
+from xformer.attention.signature import Params
+from xformer.checks import check_integer
 
 Array = jax.Array
 
@@ -30,7 +32,12 @@ class Position:
 
     @property
     def constant_beyond(self) -> int | None:
-        """All distances this far back are alike to the term, and so are all this far ahead; None where they aren't."""
+        """Distance from which on the term is constant: one value behind a query and one ahead. None: it never is."""
+        return None
+
+    @property
+    def num_positions(self) -> int | None:
+        """How many positions, from 0, the term can tell apart; None: any number."""
         return None
 
     def init(self, rng: Array, shape: Shape) -> Params:
@@ -49,14 +56,6 @@ class Position:
 FARTHEST = 2**24  # tokens: tables of distances are held in memory
 
 
-def _check_at_least(term: Position, name: str, least: int) -> None:
-    value = getattr(term, name)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{type(term).__name__}.{name} must be an integer of at least {least}, got {value!r}")
-    if value > FARTHEST:
-        raise ValueError(f"{type(term).__name__}.{name} must be at most {FARTHEST:,}, got {value:,}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Shaw(Position):
     """Relative position representations of Shaw et al. 2018 ("Self-Attention with Relative Position Representations").
@@ -72,7 +71,7 @@ class Shaw(Position):
     values: bool = True
 
     def __post_init__(self) -> None:
-        _check_at_least(self, "max_distance", 1)
+        check_integer("Shaw.max_distance", self.max_distance, at_most=FARTHEST, at_least=1)
         if not isinstance(self.values, bool | np.bool_):
             raise ValueError(f"Shaw.values must be True or False, got {self.values!r}")
 
@@ -104,7 +103,8 @@ class MusicRelative(Position):
 
     Every head has its own embedding of every distance (E^r of the paper, which is causal; the embeddings of later keys
     are used only where attention is bidirectional). The skewing is done tile by tile, so extra memory grows with
-    length x head_dim. Lengths above `max_len` raise ValueError.
+    length x head_dim. Lengths and query positions above `max_len` raise ValueError; queries whose position is known only
+    at run time and is beyond it are NaN.
 
     Parameters: `key`: float32 `[num_heads, 2 * max_len - 1, head_dim]`; entry `max_len - 1 + d` belongs to the distance
     `d = key position - query position`.
@@ -113,7 +113,11 @@ class MusicRelative(Position):
     max_len: int = 2048
 
     def __post_init__(self) -> None:
-        _check_at_least(self, "max_len", 1)
+        check_integer("MusicRelative.max_len", self.max_len, at_most=FARTHEST, at_least=1)
+
+    @property
+    def num_positions(self) -> int:
+        return self.max_len
 
     @property
     def num_embeddings(self) -> int:
@@ -143,10 +147,10 @@ class T5Bias(Position):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        _check_at_least(self, "num_buckets", 4)
+        check_integer("T5Bias.num_buckets", self.num_buckets, at_most=FARTHEST, at_least=4)
         if self.num_buckets % 2:
             raise ValueError(f"T5Bias.num_buckets must be even, got {self.num_buckets}")
-        _check_at_least(self, "max_distance", self.num_buckets // 2 + 1)
+        check_integer("T5Bias.max_distance", self.max_distance, at_most=FARTHEST, at_least=self.num_buckets // 2 + 1)
 
     @property
     def constant_beyond(self) -> int:

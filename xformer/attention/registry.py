@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from xformer.attention.bigbird import BigBird
@@ -13,6 +12,7 @@ from xformer.attention.interface import Attention
 from xformer.attention.linformer import Linformer
 from xformer.attention.position import POSITIONS, Position
 from xformer.attention.window import Window
+from xformer.checks import did_you_mean
 
 ATTENTIONS: dict[str, type[Attention]] = {
     "full": Full,
@@ -64,7 +64,7 @@ def _mapping(key: str, config: Any) -> dict[str, Any]:
 
 def _choose(key: str, name: Any, table: Mapping[str, Any]) -> Any:
     if not isinstance(name, str) or name not in table:
-        raise ValueError(f"{key}.name: got {name!r}, allowed are {', '.join(table)}{nearest(name, table)}")
+        raise ValueError(f"{key}.name: got {name!r}, allowed are {', '.join(table)}{did_you_mean(name, table)}")
     return table[name]
 
 
@@ -76,11 +76,5 @@ def _construct(key: str, cls: type, kwargs: Mapping[str, Any], allowed: list[str
     for name in kwargs:
         if name not in allowed:
             names = ", ".join(allowed)
-            raise ValueError(f"{key}.{name}: {cls.__name__} takes {names}{nearest(name, allowed)}")
+            raise ValueError(f"{key}.{name}: {cls.__name__} takes {names}{did_you_mean(name, allowed)}")
     return cls(**kwargs)
-
-
-def nearest(name: Any, choices: Iterable[str]) -> str:
-    """`; did you mean X?` where a choice is near, else nothing."""
-    near = difflib.get_close_matches(str(name), list(choices), n=1)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
 from xformer.attention import pattern
 from xformer.attention.pattern_attention import PatternAttention
+from xformer.checks import check_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +23,11 @@ class Window(PatternAttention):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("left", "right"):
-            size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
-                raise ValueError(f"Window.{name} must be an integer of at least 0, got {size!r}")
+            check_integer(f"Window.{name}", getattr(self, name), at_least=0)
 
     def token_pattern(self, kv_len: int, num_heads: int) -> pattern.Pattern:
-        return pattern.Window(self.left, self.right)
+        farthest = 2**31 - 1  # no distance is larger: positions are 32-bit integers
+        return pattern.Window(min(self.left, farthest), min(self.right, farthest))
 
     def block(self, kv_len: int) -> int | None:
         width = self.left + (0 if self.causal else self.right) + 1

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 from flax import nnx
-from flax.typing import Dtype, PrecisionLike
 
-from xformer.attention import Attention
-from xformer.nn.attention_weights import attention_weights
+from xformer.attention import Attention, AttentionCallable, Options
 from xformer.nn.params import has_params, init_shape
 
 Array = jax.Array
 
 
-class AttentionFn(nnx.Module):
-    """Holds an op's parameters; pass it as `nnx.MultiHeadAttention(attention_fn=AttentionFn(op, ...))`.
+class AttentionFn(AttentionCallable, nnx.Module):
+    """Holds an op's parameters, and is called as the op is, without them.
 
-    Give one AttentionFn to several layers and they share its parameters (Linformer's layerwise sharing). Under Flax's
+    Pass it as `nnx.MultiHeadAttention(attention_fn=AttentionFn(op, ...))`. Give one AttentionFn to several layers and they share its parameters (Linformer's layerwise sharing). Under Flax's
     `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `nnx.Intermediate`. In
     Linen use `xformer.nn.linen.AttentionFn`: Linen does not see the parameters of this one.
 
@@ -55,57 +54,11 @@ class AttentionFn(nnx.Module):
         self.op = op
         self.params = nnx.data(jax.tree.map(nnx.Param, params))
 
-    def __call__(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        bias: Array | None = None,
-        mask: Array | None = None,
-        *,
-        is_causal: bool = False,
-        segment_ids: Any = None,
-        query_offset: int | Array | None = None,
-        scale: float | None = None,
-        dropout_rng: Array | None = None,
-        dropout_rate: float = 0.0,
-        broadcast_dropout: bool = True,
-        deterministic: bool = True,
-        dtype: Dtype | None = None,
-        precision: PrecisionLike = None,
-        module: nnx.Module | None = None,
-        params: dict[str, Any] | None = None,
-        plan: Any = None,
-    ) -> Array:
-        """The op's own `__call__`, with this module's parameters unless `params` are given.
-
-        Raises:
-          ValueError: whatever the op raises.
-          NotImplementedError: `module` (Flax's `sow_weights`) for an op without token pairs.
-        """
-        if params is None:
+    def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
+        if options.params is None:
             params = jax.tree.map(lambda param: param[...], self.params, is_leaf=lambda x: isinstance(x, nnx.Param))
-        options: dict[str, Any] = {
-            "bias": bias,
-            "mask": mask,
-            "is_causal": is_causal,
-            "segment_ids": segment_ids,
-            "query_offset": query_offset,
-            "scale": scale,
-            "dtype": dtype,
-            "precision": precision,
-            "params": params,
-        }
-        if module is not None:
-            module.sow(nnx.Intermediate, "attention_weights", attention_weights(self.op, query, key, value, **options))
-        return self.op(
-            query,
-            key,
-            value,
-            dropout_rng=dropout_rng,
-            dropout_rate=dropout_rate,
-            broadcast_dropout=broadcast_dropout,
-            deterministic=deterministic,
-            plan=plan,
-            **options,
-        )
+            options = dataclasses.replace(options, params=params)
+        if options.module is not None:
+            weights = self.op.attention_weights(query, key, value, options)
+            options.module.sow(nnx.Intermediate, "attention_weights", weights)
+        return self.op.attend_with(query, key, value, dataclasses.replace(options, module=None))

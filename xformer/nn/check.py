@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from xformer.checks import check_integer
 
 
 def check_sizes(**sizes: int | None) -> None:
     """Each size is a positive integer, or None where that is its default."""
     for name, size in sizes.items():
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1):
-            raise ValueError(f"{name} must be an integer of at least 1, got {size!r}")
+        if size is not None:
+            check_integer(name, size)
 
 
 def check_rates(**rates: float) -> None:

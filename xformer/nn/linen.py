@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
 import jax
-from flax.typing import Dtype, PrecisionLike
 
-from xformer.attention import Attention
-from xformer.nn.attention_weights import attention_weights
+from xformer.attention import Attention, AttentionCallable, Options
 from xformer.nn.params import init_shape
 
 Array = jax.Array
 
 
-class AttentionFn(nn.Module):
+class AttentionFn(AttentionCallable, nn.Module):
     """Holds an op's parameters; pass it as `nn.MultiHeadDotProductAttention(attention_fn=AttentionFn(op=op))`.
 
     The parameters are made from the shapes of the first query and key and stand under `attention_fn` in the layer's
@@ -34,61 +33,16 @@ class AttentionFn(nn.Module):
     op: Attention
     max_len: int | None = None
 
-    @nn.compact
-    def __call__(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        bias: Array | None = None,
-        mask: Array | None = None,
-        *,
-        is_causal: bool = False,
-        segment_ids: Any = None,
-        query_offset: int | Array | None = None,
-        scale: float | None = None,
-        dropout_rng: Array | None = None,
-        dropout_rate: float = 0.0,
-        broadcast_dropout: bool = True,
-        deterministic: bool = True,
-        dtype: Dtype | None = None,
-        precision: PrecisionLike = None,
-        module: nn.Module | None = None,
-        params: dict[str, Any] | None = None,
-        plan: Any = None,
-    ) -> Array:
-        """The op's own `__call__`, with this module's parameters unless `params` are given.
+    # Linen wraps the methods that stand in a class's own body, so the one and only signature is named here again.
+    __call__ = nn.compact(AttentionCallable.__call__)
 
-        Raises:
-          ValueError: `max_len` differs from the op's own; and whatever the op raises.
-          NotImplementedError: `module` (Flax's `sow_weights`) for an op without token pairs.
-        """
-        if params is None:
-            params = self._own_params(query, key)
-        options: dict[str, Any] = {
-            "bias": bias,
-            "mask": mask,
-            "is_causal": is_causal,
-            "segment_ids": segment_ids,
-            "query_offset": query_offset,
-            "scale": scale,
-            "dtype": dtype,
-            "precision": precision,
-            "params": params,
-        }
-        if module is not None:
-            module.sow("intermediates", "attention_weights", attention_weights(self.op, query, key, value, **options))
-        return self.op(
-            query,
-            key,
-            value,
-            dropout_rng=dropout_rng,
-            dropout_rate=dropout_rate,
-            broadcast_dropout=broadcast_dropout,
-            deterministic=deterministic,
-            plan=plan,
-            **options,
-        )
+    def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
+        if options.params is None:
+            options = dataclasses.replace(options, params=self._own_params(query, key))
+        if options.module is not None:
+            weights = self.op.attention_weights(query, key, value, options)
+            options.module.sow("intermediates", "attention_weights", weights)
+        return self.op.attend_with(query, key, value, dataclasses.replace(options, module=None))
 
     def _own_params(self, query: Array, key: Array) -> dict[str, Any]:
         shape = init_shape(self.op, self.max_len, query.shape[-2], query.shape[-1], key.shape[-2])

@@ -132,11 +132,6 @@ def add_pairs(total: Array, query_tile: Array, key_tiles: Array, update: Array, 
     return total
 
 
-def merge_keys(blocks: Array) -> Array:
-    """`[..., chunk, kv_block, depth]` -> `[..., chunk * kv_block, depth]`."""
-    return blocks.reshape(*blocks.shape[:-3], -1, blocks.shape[-1])
-
-
 def merge_pairs(blocks: Array) -> Array:
     """`[..., chunk, rows, kv_block]` -> `[..., rows, chunk * kv_block]`."""
     merged = jnp.moveaxis(blocks, -3, -2)

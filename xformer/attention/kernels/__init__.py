@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 from jax.extend import backend as backends
 
 from xformer.attention.engine.operands import Controls, Inputs, Settings
@@ -49,7 +50,7 @@ def choose(
     With `anywhere`, an implementation that is named need not be able to run on this machine. Raises NotImplementedError
     when the kernel that was named can't do the call.
     """
-    call = inputs, controls, settings, pattern
+    call = _in_one_dtype(inputs), controls, settings, pattern
     if implementation is None:
         if jax.sharding.get_abstract_mesh().size > 1:
             return "xla"  # the compiler cuts up its products along a mesh in scope, a kernel it would only repeat
@@ -61,6 +62,27 @@ def choose(
         if reasons:
             raise NotImplementedError(f'implementation="{implementation}" cannot do this call: {"; ".join(reasons)}')
     return implementation
+
+
+def attend(implementation: str, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> jax.Array:
+    """A kernel's attention, `[batch, q_len, heads, head_dim]`.
+
+    Padded keys and values, those of a mask `[batch, 1, 1, kv_len]`, are zeroed first, so it does not matter what stands
+    there. A NaN or infinity that only a pattern, a causal cut or segments hide can still reach queries of the same tile:
+    kernels multiply it by a weight of zero.
+    """
+    inputs = _in_one_dtype(inputs)
+    if controls.mask is not None:
+        real = controls.mask.reshape(controls.mask.shape[0], -1, 1, 1)
+        key, value = (jnp.where(real, x, jnp.zeros((), x.dtype)) for x in (inputs.key, inputs.value))
+        inputs = inputs._replace(key=key, value=value)
+    return KERNELS[implementation].attend(inputs, controls, settings, pattern)
+
+
+def _in_one_dtype(inputs: Inputs) -> Inputs:
+    """Queries in the dtype of the keys. They are in float32 where an array scaled them, which kernels don't take."""
+    same = inputs.query.dtype == inputs.key.dtype
+    return inputs if same else inputs._replace(query=inputs.query.astype(inputs.key.dtype))
 
 
 def _absent(name: str) -> list[str]:

@@ -1,0 +1,58 @@
+"""How large the tiles of a call are, and how many a step of the engine takes."""
+
+from __future__ import annotations
+
+from xformer.attention.engine import attend as engine
+from xformer.attention.engine import sequence_parallel
+from xformer.attention.engine.relative_tiles import LONGEST_ROW
+from xformer.attention.engine.tile_plan import TilePlan, ceil_div, make_tile_plan, round_up
+from xformer.attention.pattern import Full, Pattern
+
+MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
+
+
+def plan_tiles(
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int,
+    num_heads: int,
+    *,
+    block: int | None = None,
+    num_embeddings: int = 0,
+    constant_beyond: int | None = None,
+    query_offset: int | None = 0,
+) -> TilePlan:
+    """The plan of a pattern's tiles, in sizes that suit it.
+
+    Args:
+      pattern: which pairs exist.
+      q_len, kv_len: lengths in tokens.
+      num_heads: query heads of a layer.
+      block: tile size that suits the pattern, in tokens; None where large tiles do.
+      num_embeddings, constant_beyond: of the position term, see `Position`; 0 and None without one.
+      query_offset: position of the first query; None: known only at run time, the pattern must hold for any.
+    """
+    if query_offset is None:
+        constant_beyond = None
+    if query_offset is None or (isinstance(pattern, Full) and constant_beyond is None):
+        query_offset = 0  # of no consequence
+    # A tile has as many distances as queries and keys: where each needs a product, tiles had better be wide.
+    wide = num_embeddings > LONGEST_ROW
+    most_queries, most_keys = MAX_TILE[::-1] if wide else MAX_TILE
+    if block is None or isinstance(pattern, Full):
+        # Devices that share out the queries need a tile each at least.
+        most_queries = min(most_queries, max(ceil_div(q_len, sequence_parallel.num_shards()), 16))
+        q_block, kv_block = even_block(q_len, most_queries), even_block(kv_len, most_keys)
+    else:
+        q_block = kv_block = block
+    # Tiles too small to be worth a step are attended several at a time.
+    several = min(max(engine.STEP_SCORES // (num_heads * q_block), 512), 2048)
+    chunk_tokens = kv_block if 2 * kv_block > most_keys else several
+    return make_tile_plan(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, constant_beyond)
+
+
+def even_block(length: int, most: int) -> int:
+    """The tile size of at most about `most` tokens that cuts a length into equal tiles with little padding."""
+    if length <= most:
+        return length
+    return round_up(ceil_div(length, ceil_div(length, most)), 8)
