@@ -90,7 +90,7 @@ def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
         query, key, value = (x.astype(options.dtype) for x in (query, key, value))
     if not jnp.issubdtype(query.dtype, jnp.floating):
         raise ValueError(f"query must be floating point, got {query.dtype}; give dtype= to cast")
-    batch_shape, (q_len, num_heads, head_dim) = query.shape[:-3], query.shape[-3:]
+    batch_shape, (q_len, num_heads) = query.shape[:-3], query.shape[-3:-1]
     kv_len = key.shape[-3]
     pair_shape = (*batch_shape, num_heads, q_len, kv_len)
     bias, mask = options.bias, options.mask

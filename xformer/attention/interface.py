@@ -66,7 +66,7 @@ class Attention(AttentionCallable):
         attend = functools.partial(by_example, op.attend)
         return call.restore(mesh_axes.automatic(attend, call, options.params or {}))
 
-    def attention_weights(self, query: Array, key: Array, value: Array, options: Options = Options()) -> Array:
+    def attention_weights(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         """The weight of every pair before dropout, in O(q_len x kv_len) memory whatever the op: to look at.
 
         Args:

@@ -81,6 +81,7 @@ def _any_layer(op: Any) -> Any:
 
 def pairs(tiles: TilePlan | ShardedPlan, q_len: int, kv_len: int) -> Array:
     """The pairs that a plan lists, bool `[heads or 1, q_len, kv_len]`: for dense computation."""
+    groups: list[tuple[Any, Any, Any]]
     if isinstance(tiles, ShardedPlan):  # number the query tiles through, and let the shards' lists follow each other
         first = jnp.arange(tiles.num_shards)[:, None] * tiles.num_query_tiles
         in_line = lambda x: jnp.moveaxis(jnp.asarray(x), 0, 1).reshape(x.shape[1], -1, *x.shape[3:])

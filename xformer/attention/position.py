@@ -103,8 +103,8 @@ class MusicRelative(Position):
 
     Every head has its own embedding of every distance (E^r of the paper, which is causal; the embeddings of later keys
     are used only where attention is bidirectional). The skewing is done tile by tile, so extra memory grows with
-    length x head_dim. Lengths and query positions above `max_len` raise ValueError; queries whose position is known only
-    at run time and is beyond it are NaN.
+    length x head_dim. Keys or queries beyond `max_len` positions raise ValueError; a query whose position is known
+    only at run time and lies beyond gets NaN.
 
     Parameters: `key`: float32 `[num_heads, 2 * max_len - 1, head_dim]`; entry `max_len - 1 + d` belongs to the distance
     `d = key position - query position`.

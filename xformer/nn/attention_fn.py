@@ -17,9 +17,10 @@ Array = jax.Array
 class AttentionFn(AttentionCallable, nnx.Module):
     """Holds an op's parameters, and is called as the op is, without them.
 
-    Pass it as `nnx.MultiHeadAttention(attention_fn=AttentionFn(op, ...))`. Give one AttentionFn to several layers and they share its parameters (Linformer's layerwise sharing). Under Flax's
-    `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `nnx.Intermediate`. In
-    Linen use `xformer.nn.linen.AttentionFn`: Linen does not see the parameters of this one.
+    Pass it as `nnx.MultiHeadAttention(attention_fn=AttentionFn(op, ...))`. Give one AttentionFn to several layers and
+    they share its parameters (Linformer's layerwise sharing). Under Flax's `sow_weights=True` it sows
+    `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `nnx.Intermediate`. In Linen use
+    `xformer.nn.linen.AttentionFn`: Linen does not see the parameters of this one.
 
     Args:
       op: any `xformer.attention` op.

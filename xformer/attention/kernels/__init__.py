@@ -68,8 +68,8 @@ def attend(implementation: str, inputs: Inputs, controls: Controls, settings: Se
     """A kernel's attention, `[batch, q_len, heads, head_dim]`.
 
     Padded keys and values, those of a mask `[batch, 1, 1, kv_len]`, are zeroed first, so it does not matter what stands
-    there. A NaN or infinity that only a pattern, a causal cut or segments hide can still reach queries of the same tile:
-    kernels multiply it by a weight of zero.
+    there. A NaN or infinity that only a pattern, a causal cut or segments hide can still reach queries of the same
+    tile: kernels multiply it by a weight of zero.
     """
     inputs = _in_one_dtype(inputs)
     if controls.mask is not None:
