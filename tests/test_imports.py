@@ -11,21 +11,27 @@ ROOT = Path(__file__).parent.parent
 
 # Room -> rooms of this project that it may import, besides itself.
 MAY_IMPORT = {
-    "xformer.attention": set(),
-    "xformer.nn": {"xformer.attention"},
-    "xformer.models": {"xformer.nn", "xformer.attention"},
+    "xformer.checks": set(),
+    "xformer.attention": {"xformer.checks"},
+    "xformer.nn": {"xformer.attention", "xformer.checks"},
+    "xformer.models": {"xformer.nn", "xformer.attention", "xformer.checks"},
     "xformer.tasks": set(),
     "xformer.cost": {"xformer.attention"},
     "xformer.train": {"xformer.cost"},
     "xformer.report": set(),
-    "xformer.schema": set(),
-    "xformer.experiment": {
-        "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.cost",
+    "xformer.schema": {"xformer.checks"},
+    "xformer.config_errors": {"xformer.schema"},
+    "xformer.sections": {
+        "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema",
+        "xformer.config_errors",
     },
-    "xformer.config": {"xformer.experiment", "xformer.schema"},
+    "xformer.experiment": {
+        "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.sections",
+    },
+    "xformer.config": {"xformer.experiment", "xformer.presets", "xformer.schema", "xformer.sections"},
     "xformer.loading": {"xformer.experiment", "xformer.tasks", "xformer.train", "xformer.schema"},
     "xformer": {"xformer.loading"},
-    "xformer.presets": set(),
+    "xformer.presets": {"xformer.attention", "xformer.checks"},
     "xformer.bench": {"xformer.attention", "xformer.cost", "xformer.train", "xformer.report"},
     "xformer.commands": {"*"},
     "configs": {"xformer.presets"},

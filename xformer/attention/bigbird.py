@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Self
 
 import numpy as np
 
 from xformer.attention import pattern
 from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.pattern_attention import MAX_TILE, PatternAttention
+from xformer.attention.sizing import block_for_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,11 @@ class BigBird(PatternAttention):
             raise ValueError(
                 f"BigBird.num_window_blocks must be odd (centred on the query), got {self.num_window_blocks}"
             )
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """About 32 blocks of 8 to 64 tokens: `block_size` is the power of 2 nearest to a 32nd of the positions."""
+        return cls(**{"block_size": block_for_length(num_positions), **overrides})
 
     def at_layer(self, index: int) -> BigBird:
         return dataclasses.replace(self, layer=index)

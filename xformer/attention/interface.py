@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +78,19 @@ class Attention:
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """The op with sensible hyperparameters for inputs of up to `num_positions` positions.
+
+        Args:
+          num_positions: length of the longest input; a vector put in front of the tokens counts.
+          overrides: constructor arguments; they win over what the length suggests.
+
+        Raises:
+          ValueError, NotImplementedError: as the constructor does.
+        """
+        return cls(**overrides)
 
     def __call__(
         self,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Self
 
 import numpy as np
 
 from xformer.attention import pattern
 from xformer.attention.pattern_attention import PatternAttention
+from xformer.attention.sizing import block_for_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,17 @@ class Window(PatternAttention):
             size = getattr(self, name)
             if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
                 raise ValueError(f"Window.{name} must be an integer of at least 0, got {size!r}")
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """A window of about a 32nd of the positions to each side, from 8 to 64; none to the right if causal.
+
+        Raises ValueError for `causal` with a `right` above 0, which would have no effect.
+        """
+        side = block_for_length(num_positions)
+        if overrides.get("causal") and overrides.get("right", 0) > 0:
+            raise ValueError(f"Window.right must be 0 in a causal window, got {overrides['right']}")
+        return cls(**{"left": side, "right": 0 if overrides.get("causal") else side, **overrides})
 
     def token_pattern(self, kv_len: int, num_heads: int) -> pattern.Pattern:
         return pattern.Window(self.left, self.right)
