@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import demo
 from xformer import presets
 
 
 def get_config() -> ConfigDict:
     """The comparison."""
+    demo = presets.sibling(__file__, "demo")
     attentions = {variant: demo.attention(variant) for variant in ("full", "linformer", "bigbird", "shaw")}
     report = {"measure_up_to": 2048, "measure_seconds": 30.0}
     return presets.comparison("demo", demo.get_config(), attentions, seeds=(0,), report=report)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import imdb
 from xformer import presets
 
 
 def get_config() -> ConfigDict:
     """The comparison."""
+    imdb = presets.sibling(__file__, "imdb")
     attentions = {variant: imdb.attention(variant) for variant in ("full", "linformer", "bigbird", "shaw")}
     return presets.comparison("compare_imdb", imdb.get_config(), attentions, seeds=(0, 1, 2))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import listops
 from xformer import presets
 
 
 def get_config() -> ConfigDict:
     """The comparison."""
+    listops = presets.sibling(__file__, "listops")
     variants = ("full", "window", "linformer", "bigbird", "shaw", "rotary")
     attentions = {variant: listops.attention(variant) for variant in variants}
     return presets.comparison("compare_listops", listops.get_config(), attentions, seeds=(0, 1, 2))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-from configs import lra_listops
 from xformer import presets
 
 
 def get_config() -> ConfigDict:
     """The comparison."""
+    lra_listops = presets.sibling(__file__, "lra_listops")
     attentions = {variant: lra_listops.attention(variant) for variant in ("full", "linformer", "bigbird", "shaw")}
     return presets.comparison("lra_listops", lra_listops.get_config(), attentions, seeds=(0, 1, 2))

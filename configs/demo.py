@@ -13,12 +13,10 @@ from ml_collections import ConfigDict
 
 from xformer import presets
 
-MAX_LEN = 128
-
 
 def attention(variant: str) -> dict[str, Any]:
-    """The attention section of a variant at this length."""
-    return presets.attention(variant, max_len=MAX_LEN, block_size=8, rank=16, random_blocks=1)
+    """The attention section of a variant."""
+    return presets.attention(variant, bigbird={"num_random_blocks": 1}, linformer={"rank": 16})
 
 
 def get_config(arg: str = "full") -> ConfigDict:

@@ -3,8 +3,8 @@
   python -m experiments.run --config=configs/documents.py:bigbird --workdir=runs/mine --config.task.path=mine.jsonl
 
 Without a path it reads examples/documents.jsonl, which shows the format. The argument is an attention variant, as in
-configs/listops.py. Other lengths: --config.task.max_len=4096 (Linformer and Music take --config.attention.max_len and
---config.attention.position.max_len too). Smoke size: --config.train.num_steps=10 --config.train.batch_size=2.
+configs/listops.py. Other lengths: --config.task.max_len=4096; what attention needs for it follows.
+Smoke size: --config.train.num_steps=10 --config.train.batch_size=2.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from xformer import presets
 
-MAX_LEN = 1024
 EXAMPLE = Path(__file__).parent.parent / "examples" / "documents.jsonl"
 
 
@@ -23,8 +22,8 @@ def get_config(arg: str = "bigbird") -> ConfigDict:
     """The experiment of one attention variant."""
     return presets.experiment(
         f"documents_{arg}",
-        attention=presets.attention(arg, max_len=MAX_LEN, block_size=32, rank=256, projection="conv"),
-        task={"name": "documents", "path": str(EXAMPLE), "max_len": MAX_LEN},
+        attention=presets.attention(arg, linformer={"projection": "conv"}),
+        task={"name": "documents", "path": str(EXAMPLE), "max_len": 1024},
         model={"num_layers": 2, "width": 64, "num_heads": 2, "mlp_dim": 128, "dropout_rate": 0.1},
         optimizer={"learning_rate": 1e-3, "warmup_steps": 50},
         train={"num_steps": 500, "batch_size": 16, "eval_every": 100, "checkpoint_every": 100, "log_every": 10},

@@ -17,12 +17,10 @@ from ml_collections import ConfigDict
 
 from xformer import presets
 
-MAX_LEN = 1024
-
 
 def attention(variant: str) -> dict[str, Any]:
-    """The attention section of a variant at this length."""
-    return presets.attention(variant, max_len=MAX_LEN, block_size=32, rank=256, projection="conv")
+    """The attention section of a variant."""
+    return presets.attention(variant, linformer={"projection": "conv"})
 
 
 def get_config(arg: str = "full") -> ConfigDict:
@@ -30,7 +28,7 @@ def get_config(arg: str = "full") -> ConfigDict:
     return presets.experiment(
         f"imdb_{arg}",
         attention=attention(arg),
-        task={"name": "imdb", "max_len": MAX_LEN, "vocab": "subword", "vocab_size": 1024},
+        task={"name": "imdb", "max_len": 1024, "vocab": "subword", "vocab_size": 1024},
         model={"num_layers": 2, "width": 64, "num_heads": 2, "mlp_dim": 128},
         optimizer={"learning_rate": 5e-3, "warmup_steps": 30},
         train={"num_steps": 240, "batch_size": 16, "eval_every": 80, "checkpoint_every": 80, "log_every": 10},

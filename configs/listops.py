@@ -2,8 +2,10 @@
 
   python -m experiments.run --config=configs/listops.py:bigbird --workdir=runs/listops_bigbird
 
-The argument is an attention variant: full, window, linformer, bigbird, shaw, music, t5, alibi, rotary, or op+position
-such as bigbird+shaw. Smoke size: --config.train.num_steps=10 --config.task.preset=listops_128.
+The argument is an attention variant: an op of xformer.attention.ATTENTIONS (full, window, bigbird, linformer, ...), a
+position of POSITIONS with full attention (shaw, music, t5, alibi, rotary), or op+position such as bigbird+shaw. What is
+not set here is chosen for the length of the inputs when the experiment is built: `inspect --keys` shows it.
+Smoke size: --config.train.num_steps=10 --config.task.preset=listops_128.
 """
 
 from __future__ import annotations
@@ -14,12 +16,10 @@ from ml_collections import ConfigDict
 
 from xformer import presets
 
-MAX_LEN = 512
-
 
 def attention(variant: str) -> dict[str, Any]:
-    """The attention section of a variant at this length."""
-    return presets.attention(variant, max_len=MAX_LEN, block_size=16, rank=128, projection="conv")
+    """The attention section of a variant."""
+    return presets.attention(variant, linformer={"projection": "conv"})
 
 
 def get_config(arg: str = "full") -> ConfigDict:

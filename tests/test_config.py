@@ -29,7 +29,7 @@ def refusal(spec, *overrides):
 
 
 def test_all_shipped_configs_are_known_here():
-    assert {path.stem for path in CONFIGS.glob("*.py")} == {*EXPERIMENTS, *COMPARISONS, "common", "__init__"}
+    assert {path.stem for path in CONFIGS.glob("*.py")} == {*EXPERIMENTS, *COMPARISONS, "__init__"}
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "bigbird+shaw", "window+rotary", "window+alibi"])
@@ -75,14 +75,14 @@ def test_comparison_keeps_the_order_of_its_variants_and_comes_back_from_json():
         ("variants.linformer.attention.max_len=100", "variants.linformer.attention.max_len: "),
         ("variants.full=3", "variants.full: got 3, takes a section of keys"),
         ("variants={}", "variants: got {}, takes at least one"),
-        ("variants.a/b.seed=1", "variants: got the name 'a/b', takes letters"),
+        ("variants.a/b.seed=1", "variants: got the name 'a/b', takes at most 100 letters"),
         ("model.width=3", "base.model.num_heads: num_heads must divide width"),
         ("seeds=(0, True)", "seeds[1]: got True, takes an integer"),
         ("report.measure_seconds=long", "report.measure_seconds: got 'long', takes a number"),
         ("sedes=(0,)", "sedes: got (0,), but a comparison reads no such key; it takes name, base"),
         ("seeds=(0,-1)", "seeds: got (0, -1), takes different integers"),
         ("seeds=(1,1)", "seeds: got (1, 1), takes different integers"),
-        ('variants={"..": {}}', "variants: got the name '..', takes letters"),
+        ('variants={"..": {}}', "variants: got the name '..', takes at most 100 letters"),
         ("variants.full.seed=3", "variants.full.seed: got 3, but a variant changes only attention, model"),
         ("base.seed=7", "base.seed: got 7, but a comparison names and seeds its runs"),
         ("attention.name=window", "base.attention.name: got window, but every variant replaces attention"),
@@ -170,7 +170,11 @@ def test_overrides_apply_in_order_and_before_the_types_are_known():
         ("full", ["attention.position=shaw"], "attention.position: got 'shaw', takes a section of keys"),
         ("bigbird", ["attention.layer=1"], "attention.layer: got 1, but attention 'bigbird' reads no such key"),
         ("bigbird", ["attention.num_window_blocks=2"], "attention.num_window_blocks: "),
-        ("bigbird", ["attention.name=full"], "attention.block_size: got 8, but attention 'full' reads no such key"),
+        (
+            "bigbird",
+            ["attention.name=full"],
+            "attention.num_random_blocks: got 1, but attention 'full' reads no such key",
+        ),
         ("linformer", ["attention.causal=True"], "attention.causal: "),
         (
             "linformer",

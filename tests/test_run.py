@@ -100,10 +100,17 @@ def test_eval_only_on_eight_devices(trained, data_dir, capsys):
         assert {**again[split], "loss": 0} == {**result[split], "loss": 0}
 
 
+def test_eval_only_needs_no_override_repeated(trained, data_dir, capsys):
+    argv = ("--eval_only", f"{DEMO}:full", f"--workdir={trained}", f"--data_dir={data_dir}")
+    code, out, err = in_process(capsys, run.command, *argv, "--config.train.log_every=3")
+    assert code == 0 and json.loads(out)["test"]["examples"] == 19
+    assert err.startswith(f"--config is not read: --eval_only evaluates the run of {trained}/config.json\n")
+
+
 def test_eval_only_refuses(trained, tmp_path, capsys):
     code, _, err = in_process(capsys, run.command, "--eval_only", f"--workdir={tmp_path}")
     assert (code, err) == (2, f"error: --workdir: {tmp_path} holds no finished run to evaluate (no result.json)\n")
-    other = (f"{DEMO}:linformer", f"--workdir={trained}", *SMALL, "--config.task.num_test=20")
+    other = (f"--workdir={trained}", "--config.task.num_test=20")
     code, _, err = in_process(capsys, run.command, "--eval_only", *other)
     assert code == 2 and re.fullmatch(r"error: .*: task.num_test: 19 there, 20 now; choose another workdir\n", err)
 

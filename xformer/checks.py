@@ -45,3 +45,18 @@ def did_you_mean(name: Any, choices: Iterable[Any]) -> str:
     """`; did you mean X?` for the end of a message, or nothing where no choice comes near."""
     near = nearest(name, choices)
     return f"; did you mean {near}?" if near else ""
+
+
+class ArgumentError(ValueError):
+    """A constructor argument that cannot be used, by name.
+
+    Attributes:
+      key: the argument, dotted where it is an argument of an argument (`attention.max_len`).
+    """
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(key, message)  # both, so that the error can be pickled
+        self.key = key
+
+    def __str__(self) -> str:
+        return str(self.args[1])

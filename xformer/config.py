@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import re
@@ -13,17 +12,20 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from xformer import experiment, schema
+from xformer import experiment, presets, schema, sections
+from xformer.experiment import Experiment
 from xformer.schema import ConfigError, Text
 
 __all__ = [
     "ConfigError",
     "ReportOptions",
+    "build",
     "check",
     "check_comparison",
     "comparison_runs",
     "load_comparison",
     "load_config",
+    "load_experiment",
 ]
 
 
@@ -35,13 +37,27 @@ def check(config: Mapping | ConfigDict) -> ConfigDict:
     Raises:
       ConfigError: one line that names the key, what it got and what it takes.
     """
+    return build(config).config
+
+
+def build(config: Mapping | ConfigDict) -> Experiment:
+    """The experiment of a config, after checking that it fits the devices of this machine too; nothing is computed.
+
+    Raises:
+      ConfigError: one line that names the key, what it got and what it takes.
+    """
     built = experiment.build(config)
     experiment.check_devices(built)
-    return built.config
+    return built
 
 
 def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """The checked experiment config of `path.py`, `path.py:arg` or a run's `config.json`.
+    """The checked, complete config of what `load_experiment` gives."""
+    return load_experiment(spec, overrides).config
+
+
+def load_experiment(spec: str, overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment of `path.py`, `path.py:arg` or a run's `config.json`, checked as `build` does.
 
     Args:
       spec: the file, with the argument for its `get_config(arg)` after a colon.
@@ -50,7 +66,7 @@ def load_config(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     Raises:
       ConfigError: one line, for a wrong file, argument, override or config.
     """
-    return check(override(read(spec), overrides))
+    return build(override(read(spec), overrides))
 
 
 def read(spec: str) -> dict[str, Any]:
@@ -77,11 +93,8 @@ def read(spec: str) -> dict[str, Any]:
 
 
 def _call_get_config(path: Path, arg: str | None) -> Any:
-    spec = importlib.util.spec_from_file_location(f"_config_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = presets.load_module(path)
     except Exception as error:  # a config is a program: whatever it raises, it is the config that is wrong
         raise ConfigError(f"--config: {path} fails with {type(error).__name__}: {_line(error)}") from error
     get_config = getattr(module, "get_config", None)
@@ -164,7 +177,7 @@ def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
     Overrides of an experiment's sections are overrides of `base`: `train.num_steps=10` is `base.train.num_steps=10`.
     """
-    to_base = lambda item: f"base.{item}" if re.split("[.=]", item)[0] in experiment.SECTIONS else item
+    to_base = lambda item: f"base.{item}" if re.split("[.=]", item)[0] in sections.SECTIONS else item
     config = read(spec)
     overrides = [to_base(item) for item in overrides]
     for item in overrides:
@@ -209,9 +222,11 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
     for key in ("variants", "seeds"):
         if not checked[key]:
             raise ConfigError(f"{key}: got {checked[key]!r}, takes at least one")
+    schema.check_name("name", checked["name"])
     for name in checked["variants"]:
-        if not re.fullmatch(r"[\w+-]+", name):  # names become folders
-            raise ConfigError(f"variants: got the name {name!r}, takes letters, digits and _ + -")
+        if not re.fullmatch(r"[\w+-]+", name) or len(name) > schema.MAX_NAME:  # names become folders
+            most = f"at most {schema.MAX_NAME} letters, digits and _ + -"
+            raise ConfigError(f"variants: got the name {schema.show(name)}, takes {most}")
     seeds = checked["seeds"]
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
         raise ConfigError(f"seeds: got {seeds}, takes different integers from 0 to 2**32 - 1")
@@ -222,29 +237,29 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
         raise ConfigError(f"base.{str(error).removeprefix('base.')}") from None
     for variant, changes in checked["variants"].items():
         changes = schema.as_mapping(f"variants.{variant}", changes)
-        for key in changes.keys() - experiment.SECTIONS:
-            given_value, sections = schema.show(changes[key]), ", ".join(experiment.SECTIONS)
-            raise ConfigError(f"variants.{variant}.{key}: got {given_value}, but a variant changes only {sections}")
-        run = _variant(checked["name"], checked["base"], variant, changes, checked["seeds"][0])
-        checked["variants"][variant] = {key: run[key] for key in changes}
+        for key in changes.keys() - sections.SECTIONS:
+            given_value, names = schema.show(changes[key]), ", ".join(sections.SECTIONS)
+            raise ConfigError(f"variants.{variant}.{key}: got {given_value}, but a variant changes only {names}")
+        try:  # from what the base was given: what it leaves unset may be chosen differently for a variant
+            run = check(_run_config(checked["name"], base, variant, changes) | {"seed": seeds[0]})
+        except ConfigError as error:
+            raise ConfigError(f"variants.{variant}.{error}") from None
+        differs = [key for key in sections.SECTIONS if key in changes or run[key] != checked["base"][key]]
+        checked["variants"][variant] = {key: run[key] for key in differs}
     return experiment.as_config(_plain(checked))
 
 
 def comparison_runs(config: ConfigDict) -> list[tuple[str, int, ConfigDict]]:
-    """(variant, seed, checked experiment config) of every run of a checked comparison, variants in order."""
+    """(variant, seed, complete experiment config) of every run of a checked comparison, variants in order."""
     runs = []
     for variant, changes in config.variants.items():
-        run = _variant(config.name, config.base, variant, _plain(changes), config.seeds[0])
-        for seed in config.seeds:
-            runs.append((variant, seed, experiment.as_config(_plain(run) | {"seed": seed})))
+        run = _run_config(config.name, _plain(config.base), variant, _plain(changes))
+        runs += [(variant, seed, experiment.as_config(run | {"seed": seed})) for seed in config.seeds]
     return runs
 
 
-def _variant(name: str, base: ConfigDict, variant: str, changes: Mapping[str, Any], seed: int) -> ConfigDict:
-    try:
-        return check(_merge(_plain(base), changes) | {"name": f"{name}-{variant}", "seed": seed})
-    except ConfigError as error:
-        raise ConfigError(f"variants.{variant}.{error}") from None
+def _run_config(name: str, base: Mapping[str, Any], variant: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    return _merge(base, changes) | {"name": f"{name}-{variant}"}
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +16,19 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from xformer import attention, schema, tasks
+from xformer import attention, schema, sections, tasks
 from xformer.models import EncoderClassifier
-from xformer.schema import ConfigError, Parameter
+from xformer.schema import ConfigError
 from xformer.train import TrainConfig, Trainer, optimizers
 from xformer.train.parallel import make_layout
 
-T = TypeVar("T")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-# Arguments that another section or the data decides.
-MODEL_ELSEWHERE = ("vocab_size", "num_classes", "max_len", "attention", "dtype", "param_dtype", "rngs")
-ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
-OPTIMIZER_ELSEWHERE = ("num_steps",)
-DERIVED = {"head_dim": "num_heads"}  # what a message may speak of, and the key that decides it
 ASSUMED_SIZES = {"vocab_size": 256, "num_classes": 10}  # where there is no data yet to tell
-SECTIONS = ("attention", "model", "task", "optimizer", "train")
+MAX_TOKENS = 2**31  # of a batch: more can't be numbered by the int32 indices that JAX uses
+
+
+_BUILT: dict[Any, Experiment] = {}  # what was checked before, by content
+MAX_BUILT = 256
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ class Experiment:
           DataMissing: the data is not there and can't be made; the message says how to get it.
         """
         # The user's own files are read here; what is wrong with them is a wrong `task` section.
-        _construct("task", self.config.to_dict(), lambda: self.task.prepare(data_dir, progress=progress))
+        sections.construct("task", self.config.to_dict(), lambda: self.task.prepare(data_dir, progress=progress))
         data = self.task.open(data_dir)
         sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
         return Trainer(
@@ -111,85 +109,58 @@ def as_json(config: Mapping | ConfigDict) -> dict[str, Any]:
 def build(config: Mapping | ConfigDict) -> Experiment:
     """Checks a config, fills in its defaults and builds the experiment; nothing is computed.
 
+    What the attention section leaves unset is chosen by `for_length` of its classes. A config that differs from one
+    built before by name and seed only is not checked again.
+
     Raises:
       ConfigError: one line that names the key, what it got and what it takes.
     """
-    checked = resolve(config)
+    checked = sections.check_keys(config)
+    own = {"name": checked.pop("name"), "seed": checked.pop("seed")}
+    classes = tuple(sections.owners(checked))
+    key = (_as_text(checked), classes)
+    if key not in _BUILT:
+        if len(_BUILT) >= MAX_BUILT:
+            _BUILT.pop(next(iter(_BUILT)))
+        _BUILT[key] = _build(checked)
+    built = _BUILT[key]
+    return dataclasses.replace(built, **own, config=as_config(own | built.config.to_dict()))
+
+
+def _build(checked: dict[str, Any]) -> Experiment:
+    task = sections.construct("task", checked, lambda: tasks.build(checked["task"]))
+    num_positions = EncoderClassifier.num_positions(task.length, checked["model"]["pooling"])
+    op = sections.construct("attention", checked, lambda: attention.build(checked["attention"], num_positions))
+    checked["attention"] = sections.complete(checked["attention"], op)
     experiment = Experiment(
-        name=checked["name"],
-        seed=checked["seed"],
-        attention=_construct("attention", checked, lambda: attention.build(checked["attention"])),
-        task=_construct("task", checked, lambda: tasks.build(checked["task"])),
-        train=_construct("train", checked, lambda: TrainConfig(**checked["train"])),
+        name="",
+        seed=0,
+        attention=op,
+        task=task,
+        train=sections.construct("train", checked, lambda: TrainConfig(**checked["train"])),
         **_optimizer(checked),
         model_args=checked["model"],
         config=as_config(checked),
     )
-    _check_together(experiment)
+    _check_together(experiment, num_positions)
     return experiment
 
 
-def resolve(config: Mapping | ConfigDict) -> dict[str, Any]:
-    """Checks the name, type and choices of every key, section by section, and fills in the defaults."""
-    given = config.to_dict() if isinstance(config, ConfigDict) else schema.as_mapping("config", config)
-    if "variants" in given:
-        raise ConfigError("--config: this is a comparison; run it with python -m experiments.compare")
-    sections = {name: Parameter(Any) for name in SECTIONS}
-    takes = {"name": Parameter(str), "seed": Parameter(int, 0), **sections}
-    checked = schema.check_keys("", given, takes, "an experiment")
-    if not 0 <= checked["seed"] < 2**32:
-        raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
-    positions = {"position": attention.POSITIONS}
-    checked["attention"] = schema.check_named(
-        "attention", checked["attention"], attention.ATTENTIONS, exclude=ATTENTION_ELSEWHERE, nested=positions
-    )
-    checked["task"] = schema.check_named("task", checked["task"], tasks.TASKS)
-    for section, constructor, elsewhere in (
-        ("model", EncoderClassifier, MODEL_ELSEWHERE),
-        ("optimizer", optimizers.build, OPTIMIZER_ELSEWHERE),
-        ("train", TrainConfig, ()),
-    ):
-        keys = schema.as_mapping(section, checked[section])
-        takes = schema.parameters(constructor, exclude=elsewhere)
-        checked[section] = schema.check_keys(section, keys, takes, f"the {section} section")
-    return checked
-
-
-def _construct(section: str, config: Mapping[str, Any], make: Callable[[], T]) -> T:
-    """Calls what may refuse; its refusal is a wrong config, under the first key that the message speaks of."""
-    try:
-        return make()
-    except (OverflowError, MemoryError) as error:
-        reason = " ".join(str(error).split()) or "the machine has not that much memory"
-        raise ConfigError(f"{section}: a size is out of reach: {reason}") from error
-    except (ValueError, NotImplementedError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        message = " ".join(str(error).split())
-        path = _blame(section, config[section], message)
-        if path == section == "model":  # the model meets the other sections' values
-            others = ("attention", "task", "train")
-            path = next((found for other in others if (found := _blame(other, config[other], message)) != other), path)
-        raise ConfigError(f"{path}: {message.removeprefix(path.rpartition('.')[2] + ': ')}") from error
-
-
-def _blame(path: str, section: Mapping[str, Any], message: str) -> str:
-    """The dotted key of the first word of a message that is a key here or in an inner section; else `path` itself."""
-    inner = {key: value for key, value in section.items() if isinstance(value, Mapping)}
-    for word in re.findall(r"\w+", message):
-        word = DERIVED.get(word, word)
-        if word in section and word != "name":
-            return f"{path}.{word}"
-        for key, keys in inner.items():
-            if word in keys and word != "name":
-                return f"{path}.{key}.{word}"
-    return path
+def _as_text(checked: Mapping[str, Any]) -> str:
+    """The sections as JSON: equal for equal experiments."""
+    for section, keys in checked.items():
+        for key, value in keys.items():
+            try:
+                json.dumps(as_json({key: value}), allow_nan=False)
+            except (TypeError, ValueError):
+                raise ConfigError(f"{section}.{key}: got {schema.show(value)}, takes what JSON can hold") from None
+    return json.dumps(as_json(checked))
 
 
 def check_devices(experiment: Experiment) -> None:
     """Raises ConfigError if the mesh does not fit this machine's devices, or the batch, heads or length the mesh."""
     config = experiment.config
-    layout = _construct("train", config.to_dict(), lambda: make_layout(experiment.train))
+    layout = sections.construct("train", config.to_dict(), lambda: make_layout(experiment.train))
     cuts = (("tensor", "model.num_heads", config.model.num_heads), ("sequence", "task.max_len", experiment.task.length))
     for axis, key, size in cuts:
         shards = layout.mesh.shape[axis]
@@ -200,11 +171,11 @@ def check_devices(experiment: Experiment) -> None:
 def _optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
     num_steps = config["train"]["num_steps"]
     build_optimizer = lambda: optimizers.build(**config["optimizer"], num_steps=num_steps)
-    optimizer, schedule = _construct("optimizer", config, build_optimizer)
+    optimizer, schedule = sections.construct("optimizer", config, build_optimizer)
     return {"optimizer": optimizer, "schedule": schedule}
 
 
-def _check_together(experiment: Experiment) -> None:
+def _check_together(experiment: Experiment, num_positions: int) -> None:
     """Checks what no section can know alone, by tracing the model on abstract arrays."""
     config = experiment.config.to_dict()
     warmup_steps, num_steps = config["optimizer"]["warmup_steps"], config["train"]["num_steps"]
@@ -213,13 +184,22 @@ def _check_together(experiment: Experiment) -> None:
             f"optimizer.warmup_steps: {warmup_steps} is above train.num_steps {num_steps}, "
             "so the learning rate never reaches its peak"
         )
-    outputs = _construct("model", config, lambda: trace(experiment))
+    for key in ("batch_size", "eval_batch_size"):
+        rows, most = config["train"][key], MAX_TOKENS // experiment.task.length
+        if rows is not None and rows > most:
+            raise ConfigError(
+                f"train.{key}: got {rows}, takes at most {most} examples of {experiment.task.length} tokens"
+            )
+    # Remarks of an op: what it computes where a hyperparameter has not the effect that its name promises.
+    for remark in getattr(experiment.attention, "remarks", lambda _: ())(num_positions):
+        _warn(f"attention: {remark}")
+    outputs = sections.construct("model", config, lambda: trace(experiment))
     batch = {"targets": jax.ShapeDtypeStruct((1,), jnp.int32), "weights": jax.ShapeDtypeStruct((1,), jnp.float32)}
     metrics = sorted(jax.eval_shape(experiment.task.metrics, outputs, batch))
     schema.check("train.select_metric", experiment.train.select_metric, Literal[tuple(metrics)])
 
 
-@functools.cache  # a comparison builds the same base many times
+@functools.cache  # a comparison checks the same keys many times
 def _warn(message: str) -> None:
     logger.warning(message)
 
@@ -227,8 +207,13 @@ def _warn(message: str) -> None:
 def trace(experiment: Experiment) -> Any:
     """The logits, shapes instead of arrays, of one example's training-mode forward pass at the task's length."""
     length = experiment.task.length
-    make = experiment.model_fn(**ASSUMED_SIZES, max_len=length)
-    model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    sizes = ASSUMED_SIZES | {"max_len": length}
+    model = nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0)))
+    if experiment.model_args["scan_layers"]:
+        # Scanned layers run one program: two of them are refused what all are, without the plans of all.
+        args = {**experiment.model_args, "num_layers": min(experiment.model_args["num_layers"], 2)}
+        few = dataclasses.replace(experiment, model_args=args)
+        model = nnx.eval_shape(lambda: few.model_fn(**sizes)(nnx.Rngs(0)))
     graph, state = nnx.split(model)
 
     def forward(state: Any, inputs: jax.Array, rng: jax.Array) -> jax.Array:

@@ -1,48 +1,71 @@
-"""What the experiment files share: attention variants by short name, and the shape of experiments and comparisons."""
+"""What the experiment files share: attention sections by short name, and the shape of experiments and comparisons."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from xformer.attention import ATTENTIONS, POSITIONS
+from xformer.checks import ArgumentError, did_you_mean
 
-def attention(
-    variant: str, *, max_len: int, block_size: int, rank: int, projection: str = "learned", random_blocks: int = 3
-) -> dict[str, Any]:
+
+def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The attention section of a variant: an op (`bigbird`), a position with full attention (`shaw`) or `op+position`.
 
     Args:
-      max_len: longest input in tokens.
-      block_size: of BigBird; the window reaches one such block to each side, as BigBird's three window blocks do.
-      rank, projection: of Linformer, which projects keys and values alike, so that it has few parameters of its own.
-      random_blocks: of BigBird, for each row of blocks.
+      variant: names of `xformer.attention.ATTENTIONS` and `POSITIONS`.
+      overrides: constructor arguments by name of an op or a position, such as `bigbird={"num_random_blocks": 1}`; those
+        of other variants are left aside. Arguments not given here are chosen when the experiment is built, by the
+        `for_length` of the class.
+
+    Raises:
+      ArgumentError: no such variant, or overrides for a name that is in neither table.
     """
-    ops: dict[str, dict[str, Any]] = {
-        "full": {},
-        "window": {"left": block_size, "right": block_size},
-        "bigbird": {
-            "block_size": block_size,
-            "num_window_blocks": 3,
-            "num_random_blocks": random_blocks,
-            "num_global_blocks": 2,
-        },
-        "linformer": {"rank": rank, "max_len": max_len, "sharing": "key_value", "projection": projection},
-    }
-    positions: dict[str, dict[str, Any]] = {
-        "shaw": {"max_distance": block_size},
-        "music": {"max_len": max_len},
-        "t5": {"max_distance": max_len},
-        "alibi": {},
-        "rotary": {},
-    }
-    op, _, position = variant.partition("+")
-    if op in positions and not position:
+    positions = [name for name, term in POSITIONS.items() if term is not None]
+    for name in overrides:
+        if name not in ATTENTIONS and name not in positions:
+            known = [*ATTENTIONS, *positions]
+            raise ArgumentError(name, f"{name} must be one of {', '.join(known)}{did_you_mean(name, known)}")
+    op, plus, position = variant.partition("+")
+    if not plus and op not in ATTENTIONS:
         op, position = "full", op
-    if op not in ops or (position and position not in positions):
-        raise ValueError(f"takes {', '.join([*ops, *positions])}, or op+position such as bigbird+shaw")
-    return {"name": op, **ops[op], "position": {"name": position or "none", **positions.get(position, {})}}
+    elif not plus:
+        position = "none"
+    if op not in ATTENTIONS or position not in (*positions, *(() if plus else ("none",))):
+        known = [*ATTENTIONS, *positions]
+        raise ArgumentError(
+            "variant", f"takes {', '.join(known)}, or op+position such as bigbird+shaw{_nearest_variant(variant)}"
+        )
+    own = {"name": op, **overrides.get(op, {})}
+    return own | {"position": {"name": position, **overrides.get(position, {})}}
+
+
+def _nearest_variant(variant: str) -> str:
+    if "+" not in variant:
+        return did_you_mean(variant, [*ATTENTIONS, *POSITIONS])
+    return did_you_mean(variant, [f"{name}+{term}" for name in ATTENTIONS for term in POSITIONS if term != "none"])
+
+
+def sibling(file: str, name: str) -> ModuleType:
+    """The config file `name`.py beside `file`: `sibling(__file__, "demo").get_config()` in a comparison of its runs.
+
+    It is found by its path, so that config files need not be importable as a package.
+    """
+    return load_module(Path(file).with_name(f"{name}.py"))
+
+
+def load_module(path: Path) -> ModuleType:
+    """Runs a config file; its module, which is not kept in `sys.modules`. Raises what the file raises."""
+    spec = importlib.util.spec_from_file_location(f"_config_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def experiment(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import numbers
 import reprlib
-import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
+from xformer import checks
+
 REQUIRED = inspect.Parameter.empty
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 INT_BITS = 32  # what an integer of a config must fit into
+MAX_NAME = 100  # characters of a name, which becomes a folder and a title
+SMALLEST, LARGEST = 2.0**-126, (2 - 2**-23) * 2.0**127  # sizes of the numbers that float32 holds with full precision
 
 
 class ConfigError(ValueError):
@@ -75,11 +77,10 @@ def show(value: Any) -> str:
     return " ".join(short.repr(value).split())
 
 
-def nearest(word: Any, options: Collection[Any]) -> str:
-    """`; nearest match 'x'` for a misspelt word, or nothing when no option is close."""
-    spelt = {str(option).lower(): option for option in options}
-    close = difflib.get_close_matches(str(word).lower(), list(spelt), n=1, cutoff=0.5)
-    return f"; nearest match {spelt[close[0]]!r}" if close else ""
+def nearest(word: Any, choices: Collection[Any]) -> str:
+    """`; nearest match 'x'` for the end of a message, or nothing when no choice is close."""
+    near = checks.nearest(word, choices, cutoff=0.5)
+    return f"; nearest match {near!r}" if near else ""
 
 
 def describe(annotation: Any) -> str:
@@ -119,6 +120,8 @@ def check(path: str, value: Any, annotation: Any) -> Any:
     hint = nearest(candidates[-1], literal) if literal else ""
     if int in (annotation, *get_args(annotation)) and any(_is_integer(candidate) for candidate in candidates):
         hint = f" below 2**{INT_BITS}"
+    elif float in (annotation, *get_args(annotation)) and any(map(_is_number, candidates)):
+        hint = f" that float32 can hold: 0, or of a size from {SMALLEST:.3g} to {LARGEST:.3g}"
     raise ConfigError(f"{path}: got {show(value)}, takes {describe(annotation)}{hint}")
 
 
@@ -149,7 +152,7 @@ def _fit(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
         fits = _is_integer(value) and abs(int(value)) < 2**INT_BITS
         return fits, int(value) if fits else value
     if annotation is float:
-        fits = isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
+        fits = _is_number(value) and (value == 0 or SMALLEST <= abs(value) <= LARGEST)
         return fits, float(value) if fits else value
     if origin is None:
         return isinstance(value, annotation) if inspect.isclass(annotation) else True, value
@@ -168,8 +171,8 @@ def _fit(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
     return isinstance(value, origin), value
 
 
-def _is_finite(value: Any) -> bool:
-    return -sys.float_info.max <= value <= sys.float_info.max  # an int may be too large to become a float
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value
 
 
 def _fit_quietly(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
@@ -187,8 +190,23 @@ def as_mapping(path: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def check_keys(path: str, given: Mapping[str, Any], takes: Mapping[str, Parameter], reader: str) -> dict[str, Any]:
-    """Checks every key of a section against `takes` and fills in the defaults; `reader` names who reads them."""
+def check_name(path: str, name: str) -> str:
+    """Returns a name that is one printable line and can be a folder; raises ConfigError for another."""
+    wrong = not name.isprintable() or "/" in name or name.strip() in ("", ".", "..") or name != name.strip()
+    if wrong or len(name) > MAX_NAME or len(name.encode()) > 2 * MAX_NAME:  # file systems count bytes
+        raise ConfigError(
+            f"{path}: got {show(name)}, takes at most {MAX_NAME} printable characters, the name of a folder"
+        )
+    return name
+
+
+def check_keys(
+    path: str, given: Mapping[str, Any], takes: Mapping[str, Parameter], reader: str, *, fill: bool = True
+) -> dict[str, Any]:
+    """Checks every key of a section against `takes` and, with `fill`, fills in the defaults.
+
+    `reader` says who reads the keys, for messages.
+    """
     prefix = f"{path}." if path else ""
     for key, value in given.items():
         if key not in takes:
@@ -200,6 +218,8 @@ def check_keys(path: str, given: Mapping[str, Any], takes: Mapping[str, Paramete
     for key, parameter in takes.items():
         if key in given:
             checked[key] = check(prefix + key, given[key], parameter.annotation)
+        elif not fill:
+            continue
         elif parameter.default is REQUIRED:
             raise ConfigError(f"{prefix}{key}: missing; takes {describe(parameter.annotation)}")
         else:
@@ -213,11 +233,12 @@ def check_named(
     table: Mapping[str, Callable | None],
     exclude: Collection[str] = (),
     nested: Mapping[str, Mapping[str, Callable | None]] | None = None,
+    fill: bool = True,
 ) -> dict[str, Any]:
     """Checks a section `{"name": <key of table>, **kwargs}` against the constructor that the name stands for.
 
     `nested` gives the tables of arguments that are such sections themselves; None stands for their "none" there, and
-    a constructor without that argument takes "none" only.
+    a constructor without that argument takes "none" only. `fill` is that of `check_keys`.
     """
     given = as_mapping(path, value)
     if "name" not in given:
@@ -229,7 +250,7 @@ def check_named(
     for key, inner in (nested or {}).items():
         part = given.pop(key, None)
         part = part.literal() if isinstance(part, Text) else part
-        checked[key] = check_named(f"{path}.{key}", {"name": "none"} if part is None else part, inner)
+        checked[key] = check_named(f"{path}.{key}", {"name": "none"} if part is None else part, inner, fill=fill)
         if takes.pop(key, None) is None and checked[key]["name"] != "none":
             raise ConfigError(f"{path}.{key}.name: got {checked[key]['name']!r}, but {name} takes 'none' only")
-    return checked | check_keys(path, given, takes, f"{path} {name!r}")
+    return checked | check_keys(path, given, takes, f"{path} {name!r}", fill=fill)

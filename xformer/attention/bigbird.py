@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from xformer.attention import pattern
 from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.engine.tile_policy import MAX_TILE
 from xformer.attention.pattern_attention import PatternAttention
+from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
 
 
@@ -58,6 +59,11 @@ class BigBird(PatternAttention):
             raise ValueError(
                 f"BigBird.num_window_blocks must be odd (centred on the query), got {self.num_window_blocks}"
             )
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """About 32 blocks of 8 to 64 tokens: `block_size` is the power of 2 nearest to a 32nd of the positions."""
+        return cls(**{"block_size": block_for_length(num_positions), **overrides})
 
     def at_layer(self, index: int) -> BigBird:
         return dataclasses.replace(self, layer=index)

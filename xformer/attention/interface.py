@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,19 @@ class Attention(AttentionCallable):
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """The op with sensible hyperparameters for inputs of up to `num_positions` positions.
+
+        Args:
+          num_positions: length of the longest input; a vector put in front of the tokens counts.
+          overrides: constructor arguments; they win over what the length suggests.
+
+        Raises:
+          ValueError, NotImplementedError: as the constructor does.
+        """
+        return cls(**overrides)
 
     def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         op, call = self._prepare(query, key, value, options)

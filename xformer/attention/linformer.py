@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,21 @@ class Linformer(Attention):
             if getattr(self, name) not in choices:
                 raise ValueError(f"Linformer.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.causal:
-            raise NotImplementedError("Linformer cannot be causal: every slot mixes the whole length, future included")
+            raise NotImplementedError(
+                "Linformer.causal must be False: Linformer cannot be causal, every slot mixes the whole length, future "
+                "included"
+            )
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """A quarter as many slots as positions, at most 256, and one projection for all heads, keys and values.
+
+        `max_len` is the number of positions; a learned projection for each head would have as many parameters as the
+        rest of a small model.
+        """
+        max_len = overrides.get("max_len", num_positions)
+        rank = min(max(max_len // 4, 1), 256) if isinstance(max_len, int) else 1  # the constructor refuses the others
+        return cls(**{"max_len": max_len, "rank": rank, "sharing": "key_value", **overrides})
 
     @property
     def window(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
+from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
 
 Array = jax.Array
@@ -24,6 +25,14 @@ Array = jax.Array
 
 class Position:
     """Base of all position terms. Subclasses are frozen dataclasses."""
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """The term with sensible hyperparameters for inputs of up to `num_positions` positions; `overrides` win.
+
+        Raises ValueError as the constructor does.
+        """
+        return cls(**overrides)
 
     @property
     def num_embeddings(self) -> int:
@@ -75,6 +84,11 @@ class Shaw(Position):
         if not isinstance(self.values, bool | np.bool_):
             raise ValueError(f"Shaw.values must be True or False, got {self.values!r}")
 
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """Distances are told apart up to about a 32nd of the positions, 8 to 64."""
+        return cls(**{"max_distance": block_for_length(num_positions), **overrides})
+
     @property
     def constant_beyond(self) -> int:
         return self.max_distance
@@ -119,6 +133,11 @@ class MusicRelative(Position):
     def num_positions(self) -> int:
         return self.max_len
 
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """`max_len` is the number of positions."""
+        return cls(**{"max_len": num_positions, **overrides})
+
     @property
     def num_embeddings(self) -> int:
         return 2 * self.max_len - 1
@@ -151,6 +170,13 @@ class T5Bias(Position):
         if self.num_buckets % 2:
             raise ValueError(f"T5Bias.num_buckets must be even, got {self.num_buckets}")
         check_integer("T5Bias.max_distance", self.max_distance, at_most=FARTHEST, at_least=self.num_buckets // 2 + 1)
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """Buckets reach over all positions: `max_distance` is their number, or the least that the buckets allow."""
+        buckets = overrides.get("num_buckets", cls.num_buckets)
+        least = buckets // 2 + 1 if isinstance(buckets, int) else 1  # the constructor refuses the others
+        return cls(**{"max_distance": max(num_positions, least), **overrides})
 
     @property
     def constant_beyond(self) -> int:
@@ -219,7 +245,7 @@ class Rotary(Position):
     def rotate(self, x: Array, positions: Array) -> Array:
         head_dim = x.shape[-1]
         if head_dim % 2:
-            raise ValueError(f"Rotary needs an even head_dim, got {head_dim}")
+            raise ValueError(f"head_dim must be even for Rotary, got {head_dim}")
         dtype = jnp.promote_types(x.dtype, jnp.float32)
         frequencies = jnp.asarray(self.base ** (-np.arange(0, head_dim, 2) / head_dim), dtype)
         angles = positions.astype(dtype)[:, None, None] * frequencies  # [length, 1, head_dim / 2]

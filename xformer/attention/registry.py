@@ -22,8 +22,13 @@ ATTENTIONS: dict[str, type[Attention]] = {
 }
 
 
-def build(config: Mapping[str, Any]) -> Attention:
+def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attention:
     """The op that `{"name": ..., **kwargs, "position": {"name": ..., **kwargs} or None}` describes.
+
+    Args:
+      config: the mapping; keys of the constructor that it leaves out take their defaults.
+      num_positions: length of the longest input, in positions. Given, keys that are left out take the values of
+        `for_length(num_positions)` instead.
 
     Raises:
       ValueError: an unknown name or argument, with the choices and the nearest match.
@@ -31,7 +36,7 @@ def build(config: Mapping[str, Any]) -> Attention:
     """
     kwargs = _mapping("attention", config)
     op = _choose("attention", kwargs.pop("name", None), ATTENTIONS)
-    term = build_position(kwargs.pop("position", None))
+    term = build_position(kwargs.pop("position", None), num_positions)
     if term is not None:
         if "position" not in _fields(op):
             raise NotImplementedError(
@@ -39,11 +44,14 @@ def build(config: Mapping[str, Any]) -> Attention:
                 f"{term}, allowed is none"
             )
         kwargs["position"] = term
-    return _construct("attention", op, kwargs, [*_fields(op), "name", "position"])
+    return _construct("attention", op, kwargs, [*_fields(op), "name", "position"], num_positions)
 
 
-def build_position(config: Mapping[str, Any] | str | None) -> Position | None:
-    """The position term that `{"name": ..., **kwargs}` describes; None for None and for the name "none"."""
+def build_position(config: Mapping[str, Any] | str | None, num_positions: int | None = None) -> Position | None:
+    """The position term that `{"name": ..., **kwargs}` describes; None for None and for the name "none".
+
+    `num_positions` is that of `build`.
+    """
     if config is None:
         return None
     kwargs = {"name": config} if isinstance(config, str) else _mapping("attention.position", config)
@@ -52,7 +60,7 @@ def build_position(config: Mapping[str, Any] | str | None) -> Position | None:
         if kwargs:
             raise ValueError(f"attention.position: none takes no arguments, got {', '.join(map(str, kwargs))}")
         return None
-    return _construct("attention.position", term, kwargs, [*_fields(term), "name"])
+    return _construct("attention.position", term, kwargs, [*_fields(term), "name"], num_positions)
 
 
 def _mapping(key: str, config: Any) -> dict[str, Any]:
@@ -72,9 +80,9 @@ def _fields(cls: type) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
-def _construct(key: str, cls: type, kwargs: Mapping[str, Any], allowed: list[str]) -> Any:
+def _construct(key: str, cls: Any, kwargs: Mapping[str, Any], allowed: list[str], num_positions: int | None) -> Any:
     for name in kwargs:
         if name not in allowed:
             names = ", ".join(allowed)
             raise ValueError(f"{key}.{name}: {cls.__name__} takes {names}{did_you_mean(name, allowed)}")
-    return cls(**kwargs)
+    return cls(**kwargs) if num_positions is None else cls.for_length(num_positions, **kwargs)

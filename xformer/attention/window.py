@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Self
 
 from xformer.attention import pattern
 from xformer.attention.pattern_attention import PatternAttention
+from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
 
 
@@ -24,6 +26,17 @@ class Window(PatternAttention):
         super().__post_init__()
         for name in ("left", "right"):
             check_integer(f"Window.{name}", getattr(self, name), at_least=0)
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """A window of about a 32nd of the positions to each side, from 8 to 64; none to the right if causal.
+
+        Raises ValueError for `causal` with a `right` above 0, which would have no effect.
+        """
+        side = block_for_length(num_positions)
+        if overrides.get("causal") and overrides.get("right", 0) > 0:
+            raise ValueError(f"Window.right must be 0 in a causal window, got {overrides['right']}")
+        return cls(**{"left": side, "right": 0 if overrides.get("causal") else side, **overrides})
 
     def token_pattern(self, kv_len: int, num_heads: int) -> pattern.Pattern:
         farthest = 2**31 - 1  # no distance is larger: positions are 32-bit integers

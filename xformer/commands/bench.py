@@ -61,9 +61,13 @@ class Plan:
         """
         parts = [part for part in variant.split("+") if part != "causal"]
         section = presets.attention(
-            "+".join(parts) or "full", max_len=length, block_size=self.block_size, rank=self.rank
+            "+".join(parts) or "full",
+            window={"left": self.block_size, "right": self.block_size},
+            bigbird={"block_size": self.block_size},
+            linformer={"rank": self.rank},
+            shaw={"max_distance": self.block_size},
         )
-        op = build(section)
+        op = build(section, length)
         return dataclasses.replace(op, causal="causal" in variant.split("+"))
 
     def contenders(self, case: Case) -> Iterator[Contender]:

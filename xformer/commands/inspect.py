@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xformer import config as configs
 from xformer import cost, tasks
-from xformer import experiment as experiments
 from xformer.commands import cli, pictures
-from xformer.experiment import Experiment
+from xformer.config import override, read
+from xformer.experiment import ASSUMED_SIZES, Experiment, build
 from xformer.report import patterns, style
+from xformer.schema import ConfigError
 from xformer.train import step as steps
 
 MAX_PICTURE = 2048  # positions on a side of the pattern that is computed
@@ -49,12 +49,12 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--depth", type=int, default=2, help="how deep into the modules the table goes")
     args, overrides = parser.parse(argv)
     if args.depth < 1:
-        raise configs.ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
+        raise ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
     out = Path(args.out)
     parser.folder("--out", str(out.parent))
     if out.is_dir():
-        raise configs.ConfigError(f"--out: got {args.out!r}, takes the name of a picture, but this is a folder")
-    experiment = experiments.build(configs.override(configs.read(args.config), overrides))
+        raise ConfigError(f"--out: got {args.out!r}, takes the name of a picture, but this is a folder")
+    experiment = build(override(read(args.config), overrides))
     sizes, source = data_sizes(experiment, args.data_dir)
     batch = batch_shapes(experiment, sizes["max_len"])
     print(f"{experiment.name}: {experiment.attention}")
@@ -71,7 +71,7 @@ def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, 
     try:
         data = experiment.task.open(data_dir)
     except tasks.DataMissing:
-        assumed = experiments.ASSUMED_SIZES | {"max_len": experiment.task.length}
+        assumed = ASSUMED_SIZES | {"max_len": experiment.task.length}
         return assumed, "assumed: the data is not prepared yet"
     sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
     return sizes, "from the prepared data"

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from xformer import config as configs
-from xformer import experiment as experiments
 from xformer.commands import cli, hosts
+from xformer.config import load_experiment
+from xformer.experiment import as_json
 from xformer.schema import ConfigError
-from xformer.train import workdir as folders
+from xformer.train.workdir import changed
 
 
 def command(argv: Sequence[str]) -> None:
@@ -28,7 +28,11 @@ def command(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--workdir", required=True, help="folder of the run, made if it is not there")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
-    parser.add_argument("--eval_only", action="store_true", help="evaluate the best checkpoint of a finished run")
+    parser.add_argument(
+        "--eval_only",
+        action="store_true",
+        help="evaluate the best checkpoint of a finished run, as its own config.json says",
+    )
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
     workdir = parser.folder("--workdir", args.workdir)
@@ -37,12 +41,14 @@ def command(argv: Sequence[str]) -> None:
     hosts.start(args)
     if args.eval_only and not (workdir / "result.json").is_file():
         raise ConfigError(f"--workdir: {workdir} holds no finished run to evaluate (no result.json)")
-    spec = args.config or (str(workdir / "config.json") if args.eval_only else None)
+    spec = str(workdir / "config.json") if args.eval_only else args.config
     if spec is None:
         raise ConfigError("--config: missing; takes path.py, path.py:argument or a run's config.json")
-    experiment = experiments.build(configs.load_config(spec, overrides))
+    if args.eval_only and args.config:
+        cli.say(f"--config is not read: --eval_only evaluates the run of {spec}")
+    experiment = load_experiment(spec, overrides)
     if (workdir / "config.json").is_file():  # another run's folder is refused before data is made
-        folders.changed(workdir, experiments.as_json(experiment.config))
+        changed(workdir, as_json(experiment.config))
     trainer = experiment.trainer(workdir, args.data_dir, progress=cli.say)
     if args.eval_only:
         metrics = {"eval": trainer.evaluate("validation"), "test": trainer.evaluate("test")}

@@ -10,10 +10,11 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer.attention import Attention, Shape
+from xformer.checks import ArgumentError
 from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_heads, check_rates, check_sizes
 from xformer.nn.norm import LayerNorm
-from xformer.nn.params import has_params, own_max_len
+from xformer.nn.params import has_params
 
 Array = jax.Array
 MAX_LAYERS = 2048  # each is built and traced by itself: a slip of the finger must not take hours
@@ -45,7 +46,8 @@ class EncoderClassifier(nnx.Module):
       rngs: stream `params` draws the parameters. No random state stays in the model.
 
     Raises:
-      ValueError: an unknown choice, a size or rate out of range, an op made for fewer positions, or nothing to share.
+      ValueError: an unknown choice, a size or rate out of range, an op made for fewer positions, a causal op with a CLS
+        vector, which would see no token, or nothing to share.
     """
 
     def __init__(
@@ -79,9 +81,19 @@ class EncoderClassifier(nnx.Module):
             raise ValueError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
         if pooling not in ("mean", "cls"):
             raise ValueError(f"pooling must be 'mean' or 'cls', got {pooling!r}")
-        num_positions = max_len + (pooling == "cls")
-        if (op_max_len := own_max_len(attention)) is not None and op_max_len < num_positions:
-            raise ValueError(f"attention's max_len must be at least {num_positions}, the model's, got {op_max_len}")
+        if pooling == "cls" and attention.causal:
+            raise ArgumentError(
+                "pooling",
+                "pooling must be 'mean' where attention is causal, got 'cls': its vector stands in front of the "
+                "tokens and would see none of them",
+            )
+        num_positions = self.num_positions(max_len, pooling)
+        for key, part in (("attention", attention), ("attention.position", getattr(attention, "position", None))):
+            if (longest := getattr(part, "max_len", None)) is not None and longest < num_positions:
+                raise ArgumentError(
+                    f"{key}.max_len",
+                    f"{key}.max_len must be at least {num_positions}, the positions of the model, got {longest}",
+                )
         if share_attention_params and not has_params(attention):
             raise ValueError(f"share_attention_params must be False where attention has no parameters, got {attention}")
 
@@ -117,6 +129,11 @@ class EncoderClassifier(nnx.Module):
         self.heads = (num_heads, width // num_heads, num_kv_heads)
         self.share_attention_params, self.remat, self.scan_layers = share_attention_params, remat, scan_layers
         self.has_dropout = dropout_rate > 0 or attention_dropout_rate > 0
+
+    @staticmethod
+    def num_positions(max_len: int, pooling: str = "mean") -> int:
+        """The positions that attention sees of an input of `max_len` tokens; the CLS vector is one more."""
+        return max_len + (pooling == "cls")
 
     def __call__(
         self,

@@ -74,8 +74,8 @@ def _check_range(name: str, rate: float, warmup_steps: int, weight_decay: float,
         raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
     if not 0 < rate < math.inf:
         raise ValueError(f"learning_rate must be positive, got {rate!r}")
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps!r}")
+    if not 0 <= warmup_steps < 2**31:  # optax counts steps in int32
+        raise ValueError(f"warmup_steps must be at least 0 and below 2**31, got {warmup_steps!r}")
     if not 0 <= weight_decay < math.inf:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay!r}")
     if clip_norm is not None and not 0 < clip_norm < math.inf:

@@ -1,0 +1,102 @@
+"""The sections of an experiment's config: the constructor that reads each, its keys checked and completed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from xformer import attention, config_errors, schema, tasks
+from xformer.models import EncoderClassifier
+from xformer.schema import ConfigError, Parameter
+from xformer.train import TrainConfig, optimizers
+
+SECTIONS = ("attention", "model", "task", "optimizer", "train")
+ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
+CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    "model": (
+        EncoderClassifier,
+        ("vocab_size", "num_classes", "max_len", "attention", "dtype", "param_dtype", "rngs"),
+    ),
+    "optimizer": (optimizers.build, ("num_steps",)),
+    "train": (TrainConfig, ()),
+}
+# What the model is given and other keys decide, by the name that its messages use.
+MODEL_GIVEN = {
+    "attention": "attention",
+    "max_len": "task.max_len",
+    "dtype": "train.dtype",
+    "head_dim": "model.num_heads",
+    "q_len": "task.max_len",
+    "kv_len": "task.max_len",
+}
+
+
+def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
+    """Checks the name, type and choices of every key, section by section, and fills in the defaults.
+
+    The attention section is left without what it does not set: that depends on the length of the inputs.
+    """
+    given = config.to_dict() if isinstance(config, ConfigDict) else schema.as_mapping("config", config)
+    if "variants" in given:
+        raise ConfigError("--config: this is a comparison; run it with python -m experiments.compare")
+    sections = {name: Parameter(Any) for name in SECTIONS}
+    takes = {"name": Parameter(str), "seed": Parameter(int, 0), **sections}
+    checked = schema.check_keys("", given, takes, "an experiment")
+    schema.check_name("name", checked["name"])
+    if not 0 <= checked["seed"] < 2**32:
+        raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
+    positions = {"position": attention.POSITIONS}
+    checked["attention"] = schema.check_named(
+        "attention",
+        checked["attention"],
+        attention.ATTENTIONS,
+        exclude=ATTENTION_ELSEWHERE,
+        nested=positions,
+        fill=False,
+    )
+    checked["task"] = schema.check_named("task", checked["task"], tasks.TASKS)
+    for section, (constructor, elsewhere) in CONSTRUCTORS.items():
+        keys = schema.as_mapping(section, checked[section])
+        takes = schema.parameters(constructor, exclude=elsewhere)
+        checked[section] = schema.check_keys(section, keys, takes, f"the {section} section")
+    return checked
+
+
+def complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, Any]:
+    """The attention section with every argument of the op and its position, as they were chosen for the length."""
+
+    def arguments(value: Any, exclude: Sequence[str] = ()) -> dict[str, Any]:
+        takes = schema.parameters(type(value), exclude)
+        chosen = {key: getattr(value, key) for key in takes}
+        return schema.check_keys("attention", chosen, takes, type(value).__name__)
+
+    term = getattr(op, "position", None)
+    position = {"name": section["position"]["name"], **(arguments(term) if term is not None else {})}
+    return {"name": section["name"], "position": position, **arguments(op, ("position", *ATTENTION_ELSEWHERE))}
+
+
+def owners(config: Mapping[str, Any]) -> dict[Any, str]:
+    """The classes that a config names, and the section of each."""
+    op = config["attention"]
+    named = {
+        attention.ATTENTIONS[op["name"]]: "attention",
+        attention.POSITIONS[op["position"]["name"]]: "attention.position",
+        tasks.TASKS[config["task"]["name"]]: "task",
+        EncoderClassifier: "model",
+        TrainConfig: "train",
+    }
+    return {cls: section for cls, section in named.items() if cls is not None}
+
+
+def construct(section: str, config: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    """`make()`, where what it refuses is a wrong config: its own section first, and for the model the others too."""
+    keys = {section: config[section]}
+    if section == "attention" or section == "model":
+        keys |= {"attention": config["attention"], "attention.position": config["attention"]["position"]}
+    if section == "model":
+        keys |= {other: config[other] for other in ("task", "train")}
+    names = {cls.__name__: own for cls, own in owners(config).items()}
+    elsewhere = MODEL_GIVEN if section == "model" else {}
+    return config_errors.construct(section, make, keys=keys, owners=names, elsewhere=elsewhere)
