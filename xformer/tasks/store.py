@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from xformer.tasks import vocab
-from xformer.tasks.interface import DataMissing, default_data_dir
+from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.ragged import Ragged
 
 VERSION = "1.0.0"
@@ -104,12 +104,10 @@ def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
     config = builders.TokenConfig(
         name=key, class_names=corpus.class_names, dtype=token_dtype(corpus.vocabulary), make=lambda: corpus.splits
     )
-    base = builders.BUILDERS[name]
-    # A configuration that the class doesn't list makes TFDS warn.
-    listed = type(base.__name__, (base,), {"name": name, "BUILDER_CONFIGS": [config]}, skip_registration=True)
+    make = builders.builder_class(name, config)
     tfds.disable_progress_bar()
     with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about downloads that don't happen
-        builder = listed(config=config, data_dir=scratch, file_format="array_record")
+        builder = make(config=config, data_dir=scratch, file_format="array_record")
         builder.download_and_prepare()
     return Path(builder.data_dir)
 
