@@ -13,7 +13,7 @@ import pytest
 from benchmarks import targets, train_steps
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Linformer, Shape, Window
-from xformer.bench import contenders, side_by_side, timing
+from xformer.bench import case, contenders, side_by_side, timing
 from xformer.bench.contenders import Case, Contender, Ready
 from xformer.bench.timing import Call, Rounds
 from xformer.commands import bench, cli
@@ -149,12 +149,12 @@ def test_the_peers_of_jax_compute_the_same(causal, backward):
 
 def test_a_table_of_blocks_is_the_pattern():
     op = BigBird(block_size=8, num_random_blocks=2)
-    found = contenders.block_table(op, 128, 4)
+    found = case.block_table(op, 128, 4)
     assert found is not None
     table, block = found
     np.testing.assert_array_equal(table.repeat(block, 1).repeat(block, 2), op.pattern(128, 128, 4))
     for other, length in ((BigBird(block_size=8, causal=True), 128), (op, 100), (Full(), 128), (Linformer(), 128)):
-        assert contenders.block_table(other, length, 4) is None
+        assert case.block_table(other, length, 4) is None
 
 
 def test_calls_take_turns():

@@ -1,6 +1,7 @@
 """Arrows point down only: experiments -> {train, models, tasks, report, configs} -> nn -> attention."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,20 @@ def test_the_core_imports_jax_and_numpy_only():
 def test_the_checks_import_the_standard_library_only():
     for name in imports(ROOT / "xformer" / "checks.py"):
         assert name.split(".")[0] in {"__future__", *sys.stdlib_module_names}, f"xformer.checks imports {name}"
+
+
+def test_no_circle_among_files():
+    """Each file's imports, those inside functions and under TYPE_CHECKING included, can be put in one order."""
+    modules = {module_name(path): path for path in FILES}
+
+    def file_of(name):
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name
+
+    graph = {module: {file_of(name) for name in imports(path)} - {"", module} for module, path in modules.items()}
+    assert graph["xformer.loading"] >= {"xformer.experiment", "xformer.tasks"}
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the files
 
 
 def test_imports_are_read_from_every_form(tmp_path, monkeypatch):

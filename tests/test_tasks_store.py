@@ -55,7 +55,7 @@ def test_prepared_data_is_a_tfds_data_set_in_array_record(tmp_path):
 
 
 def test_builder_works_by_itself(tmp_path):
-    from xformer.tasks.builders import ListOpsBuilder, listops_config
+    from xformer.tasks.listops_builder import ListOpsBuilder, listops_config
 
     assert set(ListOpsBuilder.builder_configs) == {"listops_2k", "listops_512", "listops_128"}
     builder = ListOpsBuilder(config=listops_config("tiny", TINY), data_dir=tmp_path, file_format="array_record")

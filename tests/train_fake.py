@@ -125,6 +125,13 @@ class FakeData:
     pause: float = 0.0
     info: dict[str, Any] = dataclasses.field(default_factory=lambda: {"majority_accuracy": {"test": 0.5}})
 
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {"sizes": self.sizes}
+
+    def num_examples(self, split: str) -> int:
+        return self.sizes[split]
+
     def arrays(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         random = np.random.default_rng(sorted(SIZES).index(split))
         inputs = random.integers(1, VOCAB, (self.sizes[split], LENGTH), dtype=np.int32)

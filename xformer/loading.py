@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer import experiment, tasks
-from xformer.train import checkpoint
+from xformer.train import DataChanged, checkpoint, data_record
+from xformer.train import workdir as folders
 
 
 class Predictions(NamedTuple):
@@ -73,21 +73,28 @@ def _probabilities(model: Any, inputs: Any, mask: Any) -> jax.Array:
 
 
 def load(workdir: str | Path, which: str = "best") -> Loaded:
-    """The model that a run trained, from its "best" or "last" checkpoint.
+    """The model that a run trained, from its best checkpoint.
+
+    Args:
+      workdir: the run's folder.
+      which: "best", by the metric that the run selects by, or "last": the newest intact one, whatever its step. Where
+        that stands in for a damaged one, a warning says so.
 
     Raises:
       FileNotFoundError: the folder holds no run.
-      CheckpointError: the run has no intact checkpoint yet.
+      CheckpointError: the checkpoint that is asked for is missing or damaged.
+      WorkdirMismatch: `config.json` is damaged.
+      DataChanged: the vocabulary or class names stored with the run are no longer those it was trained with.
     """
     workdir = Path(workdir)
     path = workdir / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{workdir} holds no run: there is no {path.name}")
-    config = json.loads(path.read_text())
+    config = folders.read_object(path) or {}
     if "variants" in config:
         raise FileNotFoundError(f"{workdir} holds a comparison; load one of its runs, {workdir / 'runs'}/VARIANT-SEED")
     built = experiment.build(config)
-    preprocess = tasks.load_preprocessing(workdir)
+    preprocess = _preprocessing(workdir)
     make = built.model_fn(
         vocab_size=preprocess.vocabulary.size,
         num_classes=len(preprocess.class_names),
@@ -96,3 +103,15 @@ def load(workdir: str | Path, which: str = "best") -> Loaded:
     model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))  # no arrays yet: all come from the checkpoint
     step = checkpoint.restore_model(workdir, model, which)
     return Loaded(model, preprocess, list(preprocess.class_names), step, built.config)
+
+
+def _preprocessing(workdir: Path) -> tasks.Preprocessing:
+    """The preprocessing that the run stored. Raises DataChanged if it is not what the run was trained with."""
+    preprocess = tasks.load_preprocessing(workdir)
+    recorded = folders.read_object(workdir / data_record.FILE)
+    if recorded is None:
+        return preprocess  # a run of an older version
+    now = preprocess.fingerprint
+    if changes := data_record.differences({part: recorded.get(part) for part in now}, now):
+        raise DataChanged(f"{workdir}: what was stored with the run has changed since: {', '.join(changes)}")
+    return preprocess

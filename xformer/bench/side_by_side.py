@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xformer.bench import timing
-from xformer.bench.contenders import Case, Contender, Ready
+from xformer.bench.case import Case, Contender, Ready
 from xformer.bench.timing import Key
 
 # Of the largest entry; on a GPU float32 products may run in TF32.

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from xformer.attention import BigBird, Full, Shape
-from xformer.bench.contenders import Case, Contender, Ready, block_table, host_arrays
+from xformer.bench.case import Case, Contender, Ready, block_table, host_arrays
 from xformer.bench.timing import Call
 
 CUDA = torch.cuda.is_available()

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from flax import nnx
@@ -32,7 +33,8 @@ from xformer.bench import measure
 from xformer.commands import cli, hosts, inspect, pictures
 from xformer.report import results, summary
 from xformer.report.formatting import listed
-from xformer.train import Interrupted, ProcessLost, WorkdirMismatch
+from xformer.tasks import DataMissing
+from xformer.train import DataChanged, Interrupted, ProcessLost, WorkdirMismatch, data_record
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import barrier
 from xformer.train.progress import clock
@@ -84,8 +86,8 @@ def command(argv: Sequence[str]) -> None:
         failed: list[Planned] = []
         stopped: list[Planned] = []
         if not args.report_only:
-            prepare(runs, args.data_dir)
-            failed, stopped = train(runs, args.data_dir)
+            fingerprints = prepare(runs, args.data_dir)
+            failed, stopped = train(runs, args.data_dir, fingerprints)
         if main:
             written = write_report(workdir, config, runs)
             print(written.table)
@@ -139,21 +141,38 @@ def _may_change(key: str) -> bool:
     return section == "report" or any(f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE)
 
 
-def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
-    """Makes the data, if all runs share it, and says which variants have far more or fewer parameters than the first.
+def prepare(runs: Sequence[Planned], data_dir: str | None) -> dict[str, Mapping[str, Any]]:
+    """Makes the data, checks it against that of the runs that are there, and compares the variants' parameters.
+
+    Returns:
+      The data's fingerprint by task; it has to stay that until the last run has ended.
 
     Raises:
-      DataMissing, ConfigError: the data that every run needs can't be made here.
+      DataMissing, ConfigError: the data that a run needs can't be made here.
+      DataChanged: runs that are there were trained on other data.
     """
-    if all(run.result is not None for run in runs):
-        return
     first_runs = {run.variant: run for run in reversed(runs)}
     built = {variant: experiments.build(first_runs[variant].config) for variant in (run.variant for run in runs)}
-    if len({repr(experiment.task) for experiment in built.values()}) == 1:
-        try:
-            next(iter(built.values())).task.prepare(data_dir, progress=cli.say)
-        except ValueError as error:  # the user's own files are at fault
-            raise configs.ConfigError(f"base.task: {error}") from error
+    finished = all(run.result is not None for run in runs)
+    fingerprints: dict[str, Mapping[str, Any]] = {}
+    for variant, experiment in built.items():
+        task = experiment.task
+        if repr(task) not in fingerprints:
+            try:
+                task.prepare(data_dir, progress=None if finished else cli.say)
+            except ValueError as error:  # the user's own files are at fault
+                raise configs.ConfigError(f"base.task: {error}") from error
+            except DataMissing as error:
+                if not finished:
+                    raise
+                cli.say(f"warning: not checked whether the data has changed: {error}")
+                return {}
+            fingerprints[repr(task)] = task.open(data_dir).fingerprint
+        for run in runs:
+            if run.variant == variant:
+                data_record.check(run.folder, fingerprints[repr(task)])
+    if finished:
+        return fingerprints
     sizes: dict[str, int] = {}
     for variant, experiment in built.items():
         data, source = inspect.data_sizes(experiment, data_dir)
@@ -164,13 +183,17 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> None:
         if abs(size / sizes[base] - 1) > summary.MAX_PARAM_DIFFERENCE:
             share = f"{size / sizes[base] - 1:+.0%} (sizes {source})"
             cli.say(f"warning: {variant} has {size:,} parameters, {base} {sizes[base]:,}: {share}")
+    return fingerprints
 
 
-def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned], list[Planned]]:
+def train(
+    runs: Sequence[Planned], data_dir: str | None, fingerprints: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Planned], list[Planned]]:
     """Trains what is not finished; the runs that failed and those that stopped at `stop_at_step`.
 
     Raises:
       Interrupted: a signal came; the message says what is done.
+      DataChanged: the data changed between two runs.
     """
     failed: list[Planned] = []
     stopped: list[Planned] = []
@@ -185,7 +208,7 @@ def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned],
         )
         began = time.perf_counter()
         try:
-            train_one(run, data_dir)
+            train_one(run, data_dir, fingerprints)
             seconds.setdefault(run.variant, []).append(time.perf_counter() - began)
         except Interrupted as error:
             stop = run.config.train.stop_at_step
@@ -194,7 +217,7 @@ def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned],
             stopped.append(run)
         except KeyboardInterrupt as error:
             raise _interrupted(runs, f"{run} was starting or ending") from error
-        except ProcessLost:
+        except (ProcessLost, DataChanged):
             raise
         except Exception as error:  # one run's failure must not cost the others
             line = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -208,12 +231,15 @@ def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned],
     return failed, stopped
 
 
-def train_one(run: Planned, data_dir: str | None) -> None:
+def train_one(run: Planned, data_dir: str | None, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
     """Trains one run to its end; what it leaves in memory is freed."""
     if hosts.is_main():
         (run.folder / "failure.json").unlink(missing_ok=True)
     try:
-        experiments.build(run.config).trainer(run.folder, data_dir, progress=cli.say).fit()
+        trainer = experiments.build(run.config).trainer(run.folder, data_dir, progress=cli.say)
+        if changes := data_record.differences(fingerprints[repr(trainer.task)], trainer.data.fingerprint):
+            raise DataChanged(f"{run}: the data changed since the comparison began: {', '.join(changes)}")
+        trainer.fit()
     finally:
         jax.clear_caches()
         gc.collect()

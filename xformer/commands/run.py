@@ -33,6 +33,12 @@ def command(argv: Sequence[str]) -> None:
         action="store_true",
         help="evaluate the best checkpoint of a finished run, as its own config.json says",
     )
+    parser.add_argument(
+        "--checkpoint",
+        choices=("best", "last"),
+        default="best",
+        help="with --eval_only: the best checkpoint, or the newest intact one, whatever its step",
+    )
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
     workdir = parser.folder("--workdir", args.workdir)
@@ -41,6 +47,8 @@ def command(argv: Sequence[str]) -> None:
     hosts.start(args)
     if args.eval_only and not (workdir / "result.json").is_file():
         raise ConfigError(f"--workdir: {workdir} holds no finished run to evaluate (no result.json)")
+    if args.checkpoint != "best" and not args.eval_only:
+        raise ConfigError("--checkpoint: goes with --eval_only; training goes on from the newest intact checkpoint")
     spec = str(workdir / "config.json") if args.eval_only else args.config
     if spec is None:
         raise ConfigError("--config: missing; takes path.py, path.py:argument or a run's config.json")
@@ -51,7 +59,8 @@ def command(argv: Sequence[str]) -> None:
         changed(workdir, as_json(experiment.config))
     trainer = experiment.trainer(workdir, args.data_dir, progress=cli.say)
     if args.eval_only:
-        metrics = {"eval": trainer.evaluate("validation"), "test": trainer.evaluate("test")}
+        splits = {"eval": "validation", "test": "test"}
+        metrics = {name: trainer.evaluate(split, args.checkpoint) for name, split in splits.items()}
         if hosts.is_main():
             print(json.dumps(metrics))
         return

@@ -15,8 +15,9 @@ from typing import Any
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
 from xformer.tasks.imdb import Imdb
-from xformer.tasks.interface import DataMissing, Task, default_data_dir
+from xformer.tasks.interface import Task
 from xformer.tasks.listops import ListOps
+from xformer.tasks.location import DataMissing, default_data_dir
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType({"listops": ListOps, "imdb": Imdb, "documents": Documents})
 """The tasks by the name a config gives them."""

@@ -1,4 +1,4 @@
-"""TFDS builders that write tokenised splits as array_record, without TensorFlow. Imported only to prepare data."""
+"""A TFDS builder that writes tokenised splits as array_record, without TensorFlow. Imported only to prepare data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from xformer.tasks import listops
 from xformer.tasks.ragged import Ragged
 
 
@@ -53,34 +52,8 @@ class TokenBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
             yield index, {"tokens": examples[index], "label": int(examples.labels[index])}
 
 
-def listops_config(name: str, task: listops.ListOps) -> TokenConfig:
-    """The configuration that makes the splits of a ListOps task."""
-    return TokenConfig(
-        name=name,
-        description=f"ListOps (Nangia & Bowman 2018), {task}",
-        class_names=list("0123456789"),
-        dtype=np.dtype(np.uint8),
-        make=task.generate,
-    )
-
-
-class ListOpsBuilder(TokenBuilder, skip_registration=True):  # type: ignore[call-arg]
-    """ListOps with the distribution of Long Range Arena, by preset: `ListOpsBuilder(config="listops_2k")`."""
-
-    name = "listops"
-    BUILDER_CONFIGS = [listops_config(preset, listops.ListOps(preset)) for preset in listops.PRESETS]  # noqa: RUF012
-
-
-class ImdbBuilder(TokenBuilder, skip_registration=True):  # type: ignore[call-arg]
-    """Tokenised reviews."""
-
-    name = "imdb"
-
-
-class DocumentsBuilder(TokenBuilder, skip_registration=True):  # type: ignore[call-arg]
-    """Tokenised documents of the user's own."""
-
-    name = "documents"
-
-
-BUILDERS = {builder.name: builder for builder in (ListOpsBuilder, ImdbBuilder, DocumentsBuilder)}
+def builder_class(name: str, config: TokenConfig) -> type[TokenBuilder]:
+    """The builder of the data set `name`, which any task may choose, with this one configuration."""
+    # A configuration that the class doesn't list makes TFDS warn.
+    members = {"name": name, "BUILDER_CONFIGS": [config], "__module__": __name__}
+    return type("TokenBuilder", (TokenBuilder,), members, skip_registration=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -46,13 +48,23 @@ class Preprocessing:
             row[: len(sequence)] = sequence[: self.max_len]
         return {"inputs": inputs, "mask": inputs > 0}
 
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the meaning of inputs and outputs: `vocabulary` (a digest), `class_names`, `max_len`."""
+        vocabulary = json.dumps(self.vocabulary.to_json(), sort_keys=True)
+        return {
+            "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
+            "class_names": list(self.class_names),
+            "max_len": self.max_len,
+        }
+
     def save(self, directory: str | Path) -> None:
         """Writes the vocabulary and the rest into a run's directory."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self.vocabulary.save(directory / _VOCABULARY)
         rest = {"max_len": self.max_len, "class_names": self.class_names}
-        (directory / _FILE).write_text(json.dumps(rest, ensure_ascii=False) + "\n", encoding="utf-8")
+        (directory / _FILE).write_text(json.dumps(rest) + "\n", encoding="utf-8")
 
 
 def load_preprocessing(directory: str | Path) -> Preprocessing:
@@ -66,9 +78,11 @@ class TaskData:
     """The splits of a task in memory (mapped), cut to `max_len` tokens as they are read.
 
     num_classes, vocab_size (padding included), max_len: int; class_names, in the order of the labels; vocabulary;
-    splits; info, JSON-able: num_examples, truncated (the share of inputs cut), median_length in tokens, label_shares
-    and majority_accuracy (what always answering the split's commonest class scores), each by split, and where the data
-    is from.
+    splits. fingerprint, JSON-able: all that a model is trained and evaluated on, part by part: digests of the texts and
+    of the labels of each split and of the vocabulary, class_names, max_len, and `digest`, one for all of them, whatever
+    the files are called. info, JSON-able: that digest, num_examples, truncated (the share of inputs cut), median_length
+    in tokens, label_shares and majority_accuracy (what always answering the split's commonest class scores), each by
+    split, and where the data is from.
     """
 
     def __init__(self, corpus: store.Corpus, max_len: int):
@@ -84,8 +98,12 @@ class TaskData:
             for split, examples in corpus.splits.items()
         }
         truncated = {split: _share(e.lengths > max_len) for split, e in corpus.splits.items()}
+        parts = {**corpus.digests, **self.preprocess.fingerprint}
+        total = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        self.fingerprint: dict[str, Any] = {"digest": total, **parts}
         self.info: dict[str, Any] = {
             **corpus.facts,
+            "digest": total,
             "num_examples": {split: len(examples) for split, examples in corpus.splits.items()},
             "num_classes": self.num_classes,
             "vocab_size": self.vocab_size,

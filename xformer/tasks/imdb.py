@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from xformer.tasks import checks
-from xformer.tasks.interface import DataMissing, default_data_dir
+from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.splits import hash_split
 from xformer.tasks.text import Source, Texts, TextTask, digest
 

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from xformer.tasks.dataset import TaskData
-
-Progress = Callable[[str], None] | None
-"""Receives one line of text at a time, or None for silence."""
-
-
-class DataMissing(RuntimeError):
-    """The data of a task isn't there and can't be made here; the message is one line that says how to get it."""
-
-
-def default_data_dir() -> Path:
-    """Where prepared data lies: `$XFORMER_DATA`, else `~/.cache/xformer`."""
-    return Path(os.environ.get("XFORMER_DATA") or Path.home() / ".cache" / "xformer")
+from xformer.tasks.dataset import TaskData
+from xformer.tasks.location import Progress
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,9 @@ import numpy as np
 
 from xformer.tasks import checks, listops_trees, store, vocab
 from xformer.tasks.dataset import TaskData
-from xformer.tasks.interface import Progress, Task
+from xformer.tasks.interface import Task
 from xformer.tasks.listops_trees import Grammar
+from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
 
 PresetName = Literal["listops_2k", "listops_512", "listops_128"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -52,6 +53,18 @@ class Ragged:
             stop = min(self.offsets[index + 1], start + max_len)
             padded[row, : stop - start] = self.tokens[start:stop]
         return padded
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the `texts` (token ids and where each sequence ends) and of the `labels`, in order."""
+        parts = {"texts": (self.tokens, self.offsets), "labels": (self.labels,)}
+        found = {}
+        for name, arrays in parts.items():
+            total = hashlib.sha256()
+            for array in arrays:
+                total.update(f"{array.dtype.str}{array.shape}".encode())
+                total.update(np.ascontiguousarray(array))
+            found[name] = total.hexdigest()
+        return found
 
     def save(self, directory: Path, split: str) -> None:
         """Writes three .npy files into the directory."""

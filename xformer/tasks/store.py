@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import io
 import json
 import shutil
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from xformer.tasks import vocab
-from xformer.tasks.interface import DataMissing, default_data_dir
+from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.ragged import Ragged
 
 VERSION = "1.0.0"
@@ -30,12 +31,30 @@ _VOCABULARY = "vocabulary.json"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokenised splits, not truncated, their vocabulary, the names of labels 0, 1, ..., and JSON-able facts."""
+    """Tokenised splits, not truncated, their vocabulary, the names of labels 0, 1, ..., and JSON-able facts.
+
+    Raises ValueError if a label is no class.
+    """
 
     splits: dict[str, Ragged]
     vocabulary: vocab.Vocabulary
     class_names: list[str]
     facts: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for split, examples in self.splits.items():
+            wrong = examples.labels[(examples.labels < 0) | (examples.labels >= len(self.class_names))]
+            if wrong.size:
+                raise ValueError(f"label {wrong[0]} of the {split} split is not in 0..{len(self.class_names) - 1}")
+
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the texts and of the labels of each split: "train texts", "train labels", ..."""
+        return {
+            f"{split} {name}": digest
+            for split, examples in self.splits.items()
+            for name, digest in examples.digests().items()
+        }
 
 
 def directory(data_dir: str | Path | None, name: str, key: str) -> Path:
@@ -65,8 +84,13 @@ def write(target: Path, make: Callable[[], Corpus]) -> None:
             for split, examples in corpus.splits.items():
                 examples.save(filled, split)
             corpus.vocabulary.save(filled / _VOCABULARY)
-            facts = {"class_names": corpus.class_names, "splits": list(corpus.splits), "facts": corpus.facts}
-            (filled / _FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            facts = {
+                "class_names": corpus.class_names,
+                "splits": list(corpus.splits),
+                "facts": corpus.facts,
+                "digests": corpus.digests,
+            }
+            (filled / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
             try:
                 filled.rename(target)
             except OSError:
@@ -77,15 +101,29 @@ def write(target: Path, make: Callable[[], Corpus]) -> None:
 
 
 def read(target: Path) -> Corpus:
-    """The corpus that `write` left. Raises DataMissing if there is none."""
+    """The corpus that `write` left. Raises DataMissing if there is none, or if it is not as it was written."""
     try:
         facts = json.loads((target / _FACTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataMissing(
             f"{target.parts[-3]}: no prepared data in {target}; prepare it with the task's prepare()"
         ) from None
-    splits = {split: Ragged.load(target, split) for split in facts["splits"]}
-    return Corpus(splits, vocab.load(target / _VOCABULARY), facts["class_names"], facts["facts"])
+    except ValueError as error:
+        raise _damaged(target, f"{_FACTS}: {error}") from error
+    try:
+        splits = {split: Ragged.load(target, split) for split in facts["splits"]}
+        corpus = Corpus(splits, vocab.load(target / _VOCABULARY), facts["class_names"], facts["facts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(target, str(error)) from error
+    expected = facts.get("digests", corpus.digests)  # data prepared by an older version has none
+    if changed := [name for name, digest in corpus.digests.items() if expected.get(name) != digest]:
+        raise _damaged(target, f"{', '.join(changed)} changed since")
+    return corpus
+
+
+def _damaged(target: Path, what: str) -> DataMissing:
+    return DataMissing(f"{target.parts[-3]}: the prepared data in {target} is damaged ({what}); delete that folder, "
+                       "and it is made again")  # fmt: skip
 
 
 def token_dtype(vocabulary: vocab.Vocabulary) -> np.dtype:
@@ -104,12 +142,10 @@ def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
     config = builders.TokenConfig(
         name=key, class_names=corpus.class_names, dtype=token_dtype(corpus.vocabulary), make=lambda: corpus.splits
     )
-    base = builders.BUILDERS[name]
-    # A configuration that the class doesn't list makes TFDS warn.
-    listed = type(base.__name__, (base,), {"name": name, "BUILDER_CONFIGS": [config]}, skip_registration=True)
+    make = builders.builder_class(name, config)
     tfds.disable_progress_bar()
     with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about downloads that don't happen
-        builder = listed(config=config, data_dir=scratch, file_format="array_record")
+        builder = make(config=config, data_dir=scratch, file_format="array_record")
         builder.download_and_prepare()
     return Path(builder.data_dir)
 

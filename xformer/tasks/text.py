@@ -12,7 +12,8 @@ from typing import Any, ClassVar, get_args
 from xformer.tasks import checks, store
 from xformer.tasks import vocab as vocabularies
 from xformer.tasks.dataset import TaskData
-from xformer.tasks.interface import Progress, Task
+from xformer.tasks.interface import Task
+from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
 
 DEFAULT_SUBWORDS = 8192

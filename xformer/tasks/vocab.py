@@ -39,7 +39,7 @@ class Vocabulary(abc.ABC):
 
     def save(self, path: str | Path) -> None:
         """Writes the vocabulary to a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), ensure_ascii=False) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,21 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
 from xformer.train.checkpoint import restore_model
-from xformer.train.errors import CheckpointError, Diverged, Interrupted, ProcessLost, WorkdirBusy, WorkdirMismatch
+from xformer.train.errors import (
+    CheckpointError,
+    DataChanged,
+    Diverged,
+    Interrupted,
+    ProcessLost,
+    WorkdirBusy,
+    WorkdirMismatch,
+)
 from xformer.train.settings import TrainConfig
 from xformer.train.trainer import Trainer
 
 __all__ = [
     "CheckpointError",
+    "DataChanged",
     "Diverged",
     "Interrupted",
     "ProcessLost",

@@ -23,7 +23,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from xformer.train import workdir as folders
-from xformer.train.errors import CheckpointError
+from xformer.train.errors import CheckpointError, WorkdirMismatch
 from xformer.train.step import split
 
 logger = logging.getLogger(__name__)
@@ -93,8 +93,19 @@ class Checkpoints:
         return (steps[-1], self.position(steps[-1])) if steps else None
 
     def position(self, step: int) -> dict[str, Any]:
-        """The position that was saved with the checkpoint of `step`."""
-        return folders.read_json(self.folder / str(step) / "position.json")
+        """The position that was saved with the checkpoint of `step`.
+
+        Raises:
+          CheckpointError: it is missing or damaged.
+        """
+        path = self.folder / str(step) / "position.json"
+        try:
+            position = folders.read_object(path)
+        except WorkdirMismatch as error:
+            raise CheckpointError(str(error)) from error
+        if position is None:
+            raise CheckpointError(f"{path} is missing")
+        return position
 
     def data_state(self, step: int) -> Any:
         """The state of this process's data iterator.
@@ -152,7 +163,11 @@ class Checkpoints:
 
     def _forget(self) -> None:
         newest = self.steps()[-KEEP:]
-        best = [(self.position(step).get("best") or {}).get("step") for step in newest]
+        try:
+            best = [(self.position(step).get("best") or {}).get("step") for step in newest]
+        except CheckpointError as error:  # which others are needed can't be told
+            logger.warning("no checkpoint is deleted: %s", error)
+            return
         for step in self.steps():
             if step not in newest and step not in best:
                 # Renamed first: a folder half deleted must not bear a number.
@@ -177,10 +192,10 @@ def restore_model(workdir: str | Path, model: nnx.Module, which: str = "best") -
     Args:
       workdir: the run's folder.
       model: its variables are replaced in place.
-      which: "best" (by the metric the run selects by; the last one if nothing was evaluated yet) or "last".
+      which: "best" or "last"; see `choose`.
 
     Raises:
-      CheckpointError: there is no intact checkpoint, or it is of another model.
+      CheckpointError: the checkpoint that is asked for is missing or damaged, or it is of another model.
       ValueError: `which` is neither.
     """
     checkpoints = Checkpoints(Path(workdir) / "checkpoints")
@@ -193,14 +208,52 @@ def restore_model(workdir: str | Path, model: nnx.Module, which: str = "best") -
 
 
 def choose(checkpoints: Checkpoints, which: str) -> int:
-    """The step of the "best" or the "last" intact checkpoint; nothing on the disk changes."""
+    """The step of a run's "best" or "last" checkpoint; nothing on the disk changes.
+
+    "best" is the one that `result.json` names, or that the newest checkpoint does while the run is not finished (itself
+    if nothing was evaluated yet). It is this one or none: another would have other numbers. "last" takes the newest
+    intact one, and a warning says which it takes in place of which.
+
+    Raises:
+      CheckpointError: there is none, or the best is missing or damaged.
+      ValueError: `which` is neither.
+    """
     if which not in ("best", "last"):
         raise ValueError(f"which must be 'best' or 'last', got {which!r}")
-    last = next((step for step in reversed(checkpoints.steps()) if checkpoints.damage(step) is None), None)
-    if last is None:
-        raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
-    best = checkpoints.position(last).get("best")
-    return best["step"] if which == "best" and best else last
+    steps = checkpoints.steps()
+    if not steps:
+        raise CheckpointError(f"{checkpoints.folder} holds no checkpoint")
+    if which == "last":
+        return _newest_intact(checkpoints)
+    result = folders.read_result(checkpoints.folder.parent)
+    if result is not None:
+        step, what = result["best_step"], "the best checkpoint"
+    else:
+        step, what = steps[-1], "the newest checkpoint, which names the best,"
+        if checkpoints.damage(step) is None:
+            best = checkpoints.position(step).get("best")
+            step, what = (best["step"], "the best checkpoint") if best else (step, what)
+    if (damage := checkpoints.damage(step)) is not None:
+        state = f"damaged ({damage})" if step in steps else "missing"
+        raise CheckpointError(
+            f"{what} ({checkpoints.folder / str(step)}) is {state}; restore it from a copy, or ask for the newest "
+            'intact one: which="last", on the command line --checkpoint=last'
+        )
+    return step
+
+
+def _newest_intact(checkpoints: Checkpoints) -> int:
+    damaged = {}
+    for step in reversed(checkpoints.steps()):
+        if (damage := checkpoints.damage(step)) is None:
+            for other, what in damaged.items():
+                logger.warning(
+                    "checkpoint %s is damaged (%s): step %d is used instead",
+                    checkpoints.folder / str(other), what, step,
+                )  # fmt: skip
+            return step
+        damaged[step] = damage
+    raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
 
 
 def _here() -> jax.sharding.Sharding:

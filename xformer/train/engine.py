@@ -23,9 +23,18 @@ logger = logging.getLogger(__name__)
 
 
 class Data(Protocol):
-    """What training needs of opened data; see `xformer.tasks`."""
+    """What training needs of opened data; see `xformer.tasks`.
+
+    Attributes:
+      info: facts for the result.
+      fingerprint: what the data holds, part by part, JSON-able: equal for equal data and for no other.
+    """
 
     info: Mapping[str, Any]
+    fingerprint: Mapping[str, Any]
+
+    def num_examples(self, split: str) -> int:
+        """Examples of a split."""
 
     def batches(
         self,

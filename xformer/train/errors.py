@@ -37,4 +37,8 @@ class WorkdirBusy(RuntimeError):
 
 
 class WorkdirMismatch(ValueError):
-    """The workdir holds a run of another config."""
+    """The workdir holds a run of another config, or what it holds can't be told."""
+
+
+class DataChanged(WorkdirMismatch):
+    """The data is not what the run was begun with."""

@@ -15,7 +15,7 @@ import jax
 import optax
 from flax import nnx
 
-from xformer.train import parallel
+from xformer.train import data_record, parallel
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import Checkpoints, barrier, choose
 from xformer.train.engine import Data, Engine
@@ -71,7 +71,7 @@ class Trainer:
           Diverged: a loss, gradient or parameter is not finite.
           CheckpointError: a checkpoint could not be written.
           WorkdirBusy: another process is using the workdir.
-          WorkdirMismatch: the workdir holds a run of another config.
+          WorkdirMismatch: the workdir holds a run of another config, or one begun with other data.
           ProcessLost: another process of a run over many is gone.
           ValueError: the mesh or the batch doesn't fit the devices.
         """
@@ -93,11 +93,15 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             if main:
                 stack.enter_context(folders.lock(workdir))
+                folders.check(workdir, self.config)
+                data_record.check(workdir, self.data.fingerprint)
+                started = folders.started(workdir)
                 folders.claim(workdir, self.config)
-                self.data.save(workdir)
+                if not started:
+                    data_record.record(workdir, self.data)
             barrier("claimed")
             interruption = stack.enter_context(Interruption())
-            if (result := folders.read_json(workdir / "result.json")) is not None:
+            if (result := folders.read_result(workdir)) is not None:
                 return result
             engine = self._engine()
             checkpoints = Checkpoints(workdir / "checkpoints")
@@ -122,9 +126,11 @@ class Trainer:
         """Metrics of a split, with its exact numbers of examples and tokens, from the "best" or "last" checkpoint.
 
         Raises:
-          CheckpointError: the workdir has no intact checkpoint.
+          CheckpointError: the workdir has no intact checkpoint, or the best one is damaged.
+          DataChanged: the run was trained on other data.
           ValueError: `which` is neither, or the split is empty.
         """
+        data_record.check(Path(self.workdir), self.data.fingerprint)
         checkpoints = Checkpoints(Path(self.workdir) / "checkpoints")
         step = choose(checkpoints, which)
         engine = self._engine()

@@ -47,17 +47,29 @@ def claim(workdir: Path, config: Mapping[str, Any]) -> None:
     Raises:
       WorkdirMismatch: the folder holds a run of another config; the message shows the difference.
     """
-    path, rows = workdir / "config.json", workdir / "metrics.jsonl"
-    used = any((workdir / "checkpoints").glob("*")) or (rows.exists() and rows.stat().st_size > 0)
-    if path.exists() and used:
-        changes = changed(workdir, config)
-        for key, (old, new) in changes.items():
-            logger.warning("%s goes on with %s: %r, before %r", workdir, key, new, old)
-        if "train.num_steps" in changes:
-            (workdir / "result.json").unlink(missing_ok=True)
-        if not changes:
-            return
-    write_json(path, config)
+    changes = check(workdir, config)
+    for key, (old, new) in changes.items():
+        logger.warning("%s goes on with %s: %r, before %r", workdir, key, new, old)
+    if "train.num_steps" in changes:
+        (workdir / "result.json").unlink(missing_ok=True)
+    if changes or not started(workdir) or not (workdir / "config.json").exists():
+        write_json(workdir / "config.json", config)
+
+
+def check(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What `changed` says of a folder that holds a started run; nothing for any other folder.
+
+    Raises:
+      WorkdirMismatch: the run is of another config.
+    """
+    return changed(workdir, config) if started(workdir) and (workdir / "config.json").exists() else {}
+
+
+def started(workdir: Path) -> bool:
+    """Whether the folder holds a run that has computed something."""
+    rows = workdir / "metrics.jsonl"
+    finished = (workdir / "result.json").exists()
+    return finished or any((workdir / "checkpoints").glob("*")) or (rows.exists() and rows.stat().st_size > 0)
 
 
 def changed(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -67,7 +79,7 @@ def changed(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, An
       WorkdirMismatch: it differs in what it may not.
     """
     given = json.loads(json.dumps(config))
-    changes = _difference(read_json(workdir / "config.json"), given)
+    changes = _difference(read_object(workdir / "config.json") or {}, given)
     refused = {key: change for key, change in changes.items() if not _allowed(key, change, given)}
     if refused:
         spelt = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in refused.items())
@@ -95,8 +107,42 @@ def _difference(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file, or None where there is none."""
-    return json.loads(path.read_text()) if path.exists() else None
+    """The content of a JSON file, or None where there is none.
+
+    Raises:
+      WorkdirMismatch: the file is empty, cut off or otherwise no JSON.
+    """
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise WorkdirMismatch(f"{path} is damaged: it is no JSON ({' '.join(str(error).split())})") from error
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, or None where there is no file.
+
+    Raises:
+      WorkdirMismatch: the file is empty, cut off or otherwise no JSON object.
+    """
+    content = read_json(path)
+    if (content is not None and not isinstance(content, dict)) or (content is None and path.exists()):
+        raise WorkdirMismatch(f"{path} is damaged: it holds {json.dumps(content)[:40]}, not an object")
+    return content
+
+
+def read_result(workdir: Path) -> dict[str, Any] | None:
+    """The content of `result.json`, or None where there is none or it is damaged, which a warning says."""
+    path = workdir / "result.json"
+    try:
+        result = read_object(path)
+        if result is not None and not (isinstance(result.get("best_step"), int) and "test" in result):
+            raise WorkdirMismatch(f"{path} is damaged: best_step or test is missing")
+    except WorkdirMismatch as error:
+        logger.warning("%s; it is made again from the checkpoints", error)
+        return None
+    return result
 
 
 def write_json(path: Path, content: Any) -> None:
