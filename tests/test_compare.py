@@ -89,7 +89,7 @@ def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
     for name in ("quality", "pareto", "costs", "patterns"):
         assert (work / f"{name}.png").exists(), name
     page = (work / "report.html").read_text()
-    assert "Attention only." in page and "attention.left" in page
+    assert "Attention only: every other key" in page and "attention.left" in page
 
     before = (work / "costs.json").stat().st_mtime_ns
     code, out, err = run()

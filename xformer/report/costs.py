@@ -23,6 +23,7 @@ class CostRow:
       train_time_ms: measured, one forward and backward call.
       memory_bytes: temporary memory of the compiled forward and backward call.
       note: why something is missing, if it is.
+      uncounted: what the FLOPs leave out because it could not be counted.
     """
 
     variant: str
@@ -33,6 +34,7 @@ class CostRow:
     train_time_ms: float = math.nan
     memory_bytes: float = math.nan
     note: str = ""
+    uncounted: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,15 +76,58 @@ def crossover(rows: Sequence[CostRow], variant: str, reference: str, key: str) -
 
 
 def crossover_text(rows: Sequence[CostRow], variant: str, reference: str, key: str) -> str:
-    """`from 2,048`, `at every length` or `not up to 4,096`; a dash where nothing was measured."""
+    """Where the variant is cheaper, among the lengths that both have: a dash where there is none.
+
+    `from 2,048`, `at all from 512 to 4,096`, `not up to 4,096`; with a single length `at 512` or `not at 512`.
+    """
     full = dict(series(rows, reference, key))
     shared = [length for length, _ in series(rows, variant, key) if length in full]
     if not shared or variant == reference:
         return formatting.MISSING
     found = crossover(rows, variant, reference, key)
+    if len(shared) == 1:
+        return f"{'not ' if found is None else ''}at {shared[0]:,}"
     if found is None:
         return f"not up to {shared[-1]:,}"
-    return f"at every length, from {found:,}" if found == shared[0] else f"from {found:,}"
+    return f"at all from {found:,} to {shared[-1]:,}" if found == shared[0] else f"from {found:,}"
+
+
+def coverage(rows: Sequence[CostRow]) -> str:
+    """At which lengths costs were measured, and at which they were not: a sentence or two, nothing without rows."""
+    everything = sorted({row.length for row in rows})
+    if not everything:
+        return ""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for variant in dict.fromkeys(row.variant for row in rows):
+        groups.setdefault(tuple(length for length, _ in series(rows, variant, "time_ms")), []).append(variant)
+    if list(groups) == [()]:
+        return f"Time and memory were not measured; FLOPs were counted at {formatting.lengths(everything)}."
+    where = lambda lengths: f"at {formatting.lengths(lengths)}" if lengths else "at no length"
+    if len(groups) == 1:
+        text = f"Time and memory were measured {where(next(iter(groups)))}."
+    else:
+        each = (f"of {formatting.listed(names)} {where(lengths)}" for lengths, names in groups.items())
+        text = f"Time and memory were measured {'; '.join(each)}."
+    measured = {length for lengths in groups for length in lengths}
+    missing = [length for length in everything if length not in measured]
+    return text + (f" At {formatting.lengths(missing)} FLOPs were counted, nothing was measured." if missing else "")
+
+
+def warnings(rows: Sequence[CostRow]) -> list[str]:
+    """What was to be measured or counted and was not, one line for each variant and reason."""
+    lengths: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row.note:
+            lengths.setdefault((row.variant, row.note), []).append(row.length)
+    return [
+        f"{variant}: cost of attention at {formatting.lengths(sorted(found))}: {note}"
+        for (variant, note), found in lengths.items()
+    ]
+
+
+def uncounted(rows: Sequence[CostRow]) -> list[str]:
+    """What the FLOPs of any row leave out because it could not be counted."""
+    return sorted({name for row in rows for name in row.uncounted})
 
 
 def picture(
@@ -92,12 +137,15 @@ def picture(
     theme: style.Theme,
     panels: Sequence[Panel] = PANELS,
 ) -> bytes | None:
-    """PNG of every panel that has a value; a ring marks the length from which a variant is cheaper than `reference`."""
+    """PNG of every panel that has a value: a marker where there is one, lines between neighbouring lengths that have.
+
+    A ring marks the length from which a variant is cheaper than `reference`.
+    """
     panels = [panel for panel in panels if any(series(rows, variant, panel.key) for variant in variants)]
     if not panels:
         return None
     palette = style.Palette(theme, variants)
-    columns = min(2, len(panels))
+    columns = theme.columns(len(panels), most=2)
     lines = math.ceil(len(panels) / columns)
     with style.figure(theme, 3.1 * lines, 0.1, nrows=lines, ncols=columns, squeeze=False) as (fig, axes):
         for ax in axes.flat[len(panels) :]:
@@ -118,14 +166,18 @@ def _draw(
     ax: Axes, panel: Panel, rows: Sequence[CostRow], reference: str, palette: style.Palette
 ) -> list[labels.Label]:
     """Draws a panel; returns what to write at the ends of its lines."""
-    drawn = {name: points for name in palette.variants if (points := series(rows, name, panel.key))}
-    for variant, points in drawn.items():
+    drawn = {name: dict(points) for name in palette.variants if (points := series(rows, name, panel.key))}
+    lengths = sorted({row.length for row in rows})
+    for variant, values in drawn.items():
         colour = palette.colour(variant)
-        ax.plot(*zip(*points, strict=True), color=colour, ls=palette.dashes(variant), lw=1.6)
+        # NaN where nothing was measured, so no line is drawn across it.
+        line = [values.get(length, math.nan) for length in lengths]
+        ax.plot(lengths, line, color=colour, ls=palette.dashes(variant), lw=1.6, marker=palette.marker(variant), ms=4.5)
         start = crossover(rows, variant, reference, panel.key)
-        if start is not None and variant != reference:
-            ax.plot(start, dict(points)[start], "o", ms=7, mfc=palette.theme.paper, mec=colour, mew=1.6)
+        shared = values.keys() & drawn.get(reference, {}).keys()
+        if start is not None and variant != reference and len(shared) > 1:
+            ax.plot(start, values[start], "o", ms=10, mfc="none", mec=colour, mew=1.3)
     ax.set_title(panel.title)
-    style.length_axis(ax, sorted({length for points in drawn.values() for length, _ in points}))
+    style.length_axis(ax, lengths)
     style.log_axis(ax, "y", panel.tick, panel.base)
-    return [(*points[-1], name, palette.colour(name)) for name, points in drawn.items()]
+    return [(max(values), values[max(values)], name, palette.colour(name)) for name, values in drawn.items()]

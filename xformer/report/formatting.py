@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from xformer.report.stats import Estimate
 
@@ -89,11 +90,23 @@ def quality(value: Estimate, metric: str) -> str:
     return f"{value.mean:.4f}" + ("" if value.half_width is None else f" ± {value.half_width:.4f}")
 
 
+def short(text: str, most: int = 28) -> str:
+    """The text on one line, its middle replaced by `…` where it has more than `most` characters."""
+    text = " ".join(text.split())
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
 def length(tokens: int) -> str:
     """`512`, `2k`, `16k`: lengths on an axis."""
     return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
 
 
-def listed(words: list[str]) -> str:
+def lengths(tokens: Sequence[int]) -> str:
+    """`512, 1,024 and 2,048 tokens`."""
+    return f"{listed([f'{count:,}' for count in tokens])} tokens"
+
+
+def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,24 +13,29 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from xformer.report import formatting
+
 Label = tuple[float, float, str, str]
 """x, y in data coordinates, text, colour."""
 
 
 def label_ends(ax: Axes, ends: Sequence[Label], size: float = 8.5) -> None:
-    """Writes each label beside the right edge of the axes, moved up or down until none overlap.
+    """Writes each label beside the right edge of the axes, moved up or down until none overlap, within the axes.
 
-    Call when limits, scales and layout are final. Each label is joined to its point by a thin line.
+    Call when limits, scales and layout are final. Each label is joined to its point by a thin line. Labels that do not
+    all fit are written closer together.
     """
     to_axes = ax.transData + ax.transAxes.inverted()
     points = sorted(((*to_axes.transform((x, y)), text, colour) for x, y, text, colour in ends), key=lambda p: p[1])
     height = ax.get_window_extent().height / _figure(ax).dpi * 72
-    places = spread([point[1] for point in points], gap=1.25 * size / height)
+    edge = 0.5 * size / height  # a label reaches this far above and below its middle
+    gap = min(1.25 * size / height, (1 - 2 * edge) / max(1, len(points) - 1))
+    places = spread([point[1] for point in points], gap, edge, 1 - edge)
     for (x, y, text, colour), place in zip(points, places, strict=True):
         ax.annotate(
-            text, xy=(x, y), xytext=(1.035, place), xycoords="axes fraction", textcoords="axes fraction",
-            color=colour, fontsize=size, va="center", ha="left", annotation_clip=False,
-            arrowprops=leader(colour),
+            formatting.short(text), xy=(x, y), xytext=(1.035, place), xycoords="axes fraction",
+            textcoords="axes fraction", color=colour, fontsize=size, va="center", ha="left", annotation_clip=False,
+            arrowprops=leader(colour) | {"relpos": (0, 0.5)},  # from the middle of the label's left edge
         )  # fmt: skip
 
 
@@ -38,9 +44,10 @@ def leader(colour: str) -> dict[str, Any]:
     return {"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.7, "shrinkA": 1, "shrinkB": 3}
 
 
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Moves sorted places as little as needed (least squares) so that neighbours are at least `gap` apart."""
-    # Shifting place i down by i * gap turns "at least gap apart" into "in order": isotonic regression by pooling.
+def spread(places: Sequence[float], gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:
+    """Moves sorted places as little as needed (least squares) into `low` to `high`, neighbours at least `gap` apart."""
+    # Shifting place i down by i * gap turns "at least gap apart" into "in order": isotonic regression by pooling. The
+    # best places within bounds are those without, cut at the bounds.
     pools: list[tuple[float, int]] = []
     for index, place in enumerate(places):
         mean, count = place - index * gap, 1
@@ -49,7 +56,8 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
             mean, count = (before * size + mean * count) / (size + count), size + count
         pools.append((mean, count))
     ordered = [mean for mean, count in pools for _ in range(count)]
-    return [place + index * gap for index, place in enumerate(ordered)]
+    last = high - (len(places) - 1) * gap
+    return [min(max(place, low), last) + index * gap for index, place in enumerate(ordered)]
 
 
 def label_points(
@@ -71,7 +79,8 @@ def label_points(
         best: tuple[float, Any, Bbox] | None = None
         for dx, dy in _sides():
             label = ax.annotate(
-                text, xy=(x, y), xytext=(dx, dy), textcoords="offset points", color=colour, fontsize=size,
+                formatting.short(text), xy=(x, y), xytext=(dx, dy), textcoords="offset points", color=colour,
+                fontsize=size,
                 ha="left" if dx > 0 else "right" if dx < 0 else "center",
                 va="bottom" if dy > 0 else "top" if dy < 0 else "center", path_effects=halo,
                 arrowprops=leader(colour) if np.hypot(dx, dy) > 14 else None,

@@ -14,7 +14,7 @@ from typing import Any
 
 import jinja2
 
-from xformer.report import costs, formatting, patterns, quality, results, style, summary, tables
+from xformer.report import claims, costs, formatting, patterns, quality, results, style, summary, tables
 from xformer.report.costs import CostRow
 from xformer.report.patterns import Pattern
 from xformer.report.results import Comparison
@@ -37,8 +37,7 @@ class _Plot:
     file: str
     title: str
     caption: str
-    light: str
-    dark: str
+    images: Mapping[str, str]  # `light`, `dark`, `light_narrow` and `dark_narrow`: data URLs
     table: tables.Table | None = None
     details: tables.Table | None = None
 
@@ -64,20 +63,21 @@ def write(
     workdir = Path(workdir)
     comparison = results.load(workdir)
     rows = summary.rows(comparison)
-    warnings = summary.warnings(comparison)
+    warnings = [*summary.warnings(comparison), *costs.warnings(cost_rows)]
     plots = [plot for plot in _plots(workdir, comparison, rows, cost_rows, cost_note, variant_patterns or {}) if plot]
     main = tables.variants(comparison, rows)
     context = {
         "title": comparison.name,
-        "lead": _lead(comparison, rows),
+        "lead": claims.lead(comparison, rows),
         "main": main,
+        "flops_note": claims.flops_note(comparison),
         "warnings": warnings,
         "plots": plots,
         "runs": tables.runs(comparison),
         "differences": tables.differences(comparison),
-        "differences_note": _differences_note(comparison),
+        "differences_note": claims.differences_note(comparison),
         "made": _made(comparison),
-        "colours": {name: index for index, name in enumerate(comparison.variants)},
+        "marks": {name: (index, style.marker(index)[1]) for index, name in enumerate(comparison.variants)},
         "light": style.LIGHT,
         "dark": style.DARK,
     }
@@ -98,15 +98,31 @@ def _plots(
     variants, reference = comparison.variants, comparison.reference
 
     def plot(file: str, title: str, caption: str, draw: Draw, **more: tables.Table) -> _Plot | None:
-        light, dark = draw(style.LIGHT), draw(style.DARK)
-        if light is None or dark is None:
+        drawn = {
+            theme.name + suffix: draw(shape(theme))
+            for theme in (style.LIGHT, style.DARK)
+            for suffix, shape in (("", lambda theme: theme), ("_narrow", style.Theme.narrow))
+        }
+        pictures = {name: picture for name, picture in drawn.items() if picture is not None}
+        if len(pictures) < len(drawn):
             (workdir / file).unlink(missing_ok=True)
             return None
-        _write(workdir / file, light)
-        return _Plot(file, title, caption, _data_url(light), _data_url(dark), **more)
+        _write(workdir / file, pictures["light"])
+        images = {name: _data_url(picture) for name, picture in pictures.items()}
+        return _Plot(file, title, caption, images, **more)
 
-    several = any((row.quality.half_width or 0) > 0 for row in rows)
-    over = "mean over seeds, bands and bars are 95 % intervals (Student t)" if several else "one seed, no intervals"
+    several = any(row.quality.half_width is not None for row in rows)
+    over = "mean over seeds, bands and bars are 95 % intervals over seeds (Student t)" if several else (
+        "one seed, no intervals")  # fmt: skip
+    chance = summary.baseline(comparison, "test")
+    guess = f" Always answering the commonest class gives {formatting.percent(chance)}." if chance >= 0 else ""
+    cost_caption = [
+        "The attention operation alone. A ring marks the length from which a variant is cheaper than "
+        f"{reference}, at every longer length too.",
+        costs.coverage(cost_rows),
+        f"FLOPs: {claims.FLOPS}. Left out: {claims.LEFT_OUT}{claims.also(costs.uncounted(cost_rows))}.",
+        cost_note,
+    ]
     cost_tables = {}
     if cost_rows:
         cost_tables = {
@@ -118,51 +134,16 @@ def _plots(
              f"Validation {comparison.metric} as training goes on; {over}.",
              lambda theme: quality.curves(comparison, theme)),
         plot("pareto.png", "Quality against cost",
-             f"Test {comparison.metric} of the best checkpoint; {over}. The dashed line joins the filled points, which "
-             "no other variant beats in both quality and cost.",
+             f"Test {comparison.metric} of the best checkpoint; {over}. The dashed line joins the filled points: no "
+             "other variant has both a better mean and a lower cost, intervals not regarded." + guess,
              lambda theme: quality.pareto(comparison, rows, theme)),
         plot("costs.png", "Cost of attention against length",
-             "The attention operation alone. A ring marks the length from which a variant is cheaper than "
-             f"{reference}. {cost_note}".strip(),
+             " ".join(filter(None, cost_caption)),
              lambda theme: costs.picture(cost_rows, variants, reference, theme), **cost_tables),
         plot("patterns.png", "Which pairs each variant considers",
              "First head of the first layer, each cell the stronger the more of its pairs are considered.",
              lambda theme: patterns.picture(variant_patterns, theme)),
     ]  # fmt: skip
-
-
-def _lead(comparison: Comparison, rows: Sequence[Row]) -> str:
-    done = [row for row in rows if row.quality.count]
-    planned = sum(row.planned for row in rows)
-    finished = sum(row.finished for row in rows)
-    state = "" if finished == planned else f"{finished} of {planned} runs are finished. "
-    if not done:
-        return f"{state or 'No run has a result. '}".strip()
-    best = (max if comparison.higher_is_better else min)(done, key=lambda row: row.quality.mean)
-    spell = lambda row: formatting.quality(row.quality, comparison.metric)
-    text = f"{state}{best.variant} has the best test {comparison.metric}, {spell(best)}."
-    alike = [row.variant for row in done if row is not best and row.quality.overlaps(best.quality)]
-    if alike:
-        text += f" That is not clearly better than {formatting.listed(alike)}: the intervals overlap."
-    reference = next(row for row in rows if row.variant == comparison.reference)
-    priced = [row for row in done if math.isfinite(row.train_flops)]
-    if priced and math.isfinite(reference.train_flops):
-        cheapest = min(priced, key=lambda row: row.train_flops)
-        share = formatting.ratio(cheapest.train_flops, reference.train_flops)
-        if cheapest is not reference:
-            text += (f" {cheapest.variant} takes the fewest training FLOPs, {share} those of {reference.variant}, "
-                     f"and reaches {spell(cheapest)}.")  # fmt: skip
-    return text
-
-
-def _differences_note(comparison: Comparison) -> str:
-    other = [key for key in summary.differences(comparison) if not key.startswith("attention.")]
-    if other:
-        names = formatting.listed(other)
-        return f"More than attention: {names} differ too, so attention alone does not explain the results."
-    return (
-        "Attention only. Model sizes, data and their order, seeds, steps and optimizer are the same for all variants."
-    )
 
 
 def _made(comparison: Comparison) -> list[tuple[str, str]]:
@@ -173,10 +154,6 @@ def _made(comparison: Comparison) -> list[tuple[str, str]]:
         ("Versions", "; ".join(summary.versions(comparison))),
         ("Seeds", ", ".join(str(seed) for seed in comparison.seeds)),
         ("Batch size", str(result.get("batch_size", ""))),
-        (
-            "FLOPs",
-            "2 per multiply-add of matrix products and convolutions: forward, backward, recomputation, optimizer",
-        ),
         ("Test", "once, with the checkpoint that was best on the validation split"),
         ("Step time", "median over steps, compilation left out; peak memory: the largest of all seeds"),
     ]
@@ -216,6 +193,10 @@ def _data_url(png: bytes) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all: what is killed on the way leaves the file that was there."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from xformer.report import style
-from xformer.report.formatting import percent
+from xformer.report.formatting import percent, short
 
 CELLS = 32  # cells along each side of a panel, at most
-COLUMNS = 4
+COLUMNS = 4  # panels side by side, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +45,19 @@ def picture(patterns: Mapping[str, Pattern], theme: style.Theme) -> bytes | None
     if not patterns:
         return None
     palette = style.Palette(theme, list(patterns))
+    columns = theme.columns(COLUMNS, COLUMNS)
     panels: list[_Panel | None] = [_panel(variant, pattern, palette) for variant, pattern in patterns.items()]
     for variant, pattern in patterns.items():
         if len(pattern.parts) > 1:
-            panels += [None] * (-len(panels) % COLUMNS)  # each on a row of its own: the parts, then their union
+            panels += [None] * (-len(panels) % columns)  # each on a row of its own: the parts, then their union
             colours = _part_colours(pattern, theme)
             panels += [
                 _Panel(f"{variant}: {part}", ((colours[part], mask[0]),), _share(mask))
                 for part, mask in pattern.parts.items()
             ]
             panels.append(_panel(variant, pattern, palette))
-    lines = math.ceil(len(panels) / COLUMNS)
-    columns = min(COLUMNS, len(panels))
+    columns = min(columns, len(panels))
+    lines = math.ceil(len(panels) / columns)
     with style.figure(theme, 2.4 * lines, 0.08, nrows=lines, ncols=columns, squeeze=False) as (fig, axes):
         for index, ax in enumerate(axes.flat):
             panel = panels[index] if index < len(panels) else None
@@ -64,7 +65,7 @@ def picture(patterns: Mapping[str, Pattern], theme: style.Theme) -> bytes | None
                 ax.remove()
                 continue
             _draw(ax, panel, theme)
-            ax.set_title(panel.title, pad=14 if index < columns else 6)  # room for "keys"
+            ax.set_title(short(panel.title, 24), pad=14 if index < columns else 6)  # room for "keys"
         axes[0, 0].set_ylabel("queries", fontsize=8)
         axes[0, 0].annotate("keys", (0.5, 1.01), xycoords="axes fraction", ha="center", va="bottom", fontsize=8,
                             color=theme.muted)  # fmt: skip

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from xformer.report import formatting, labels, style
 from xformer.report.results import Comparison
 from xformer.report.stats import Estimate, estimate
-from xformer.report.summary import Row, majority
+from xformer.report.summary import Row, baseline, data_differ
 
 Point = tuple[float, Estimate]
 
@@ -47,7 +47,12 @@ def mean_curve(comparison: Comparison, variant: str) -> list[Point]:
 
 
 def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
-    """PNG of validation quality against training FLOPs: mean over seeds with 95 % bands. None if there is no run."""
+    """PNG of validation quality against training FLOPs: mean over seeds with 95 % bands.
+
+    None if there is no run, or if the runs were made on different data.
+    """
+    if data_differ(comparison):
+        return None
     drawn = {name: points for name in comparison.variants if (points := mean_curve(comparison, name))}
     if not drawn:
         return None
@@ -55,45 +60,47 @@ def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
     with style.figure(theme, 3.7) as (fig, ax):
         for variant, points in drawn.items():
             flops, means = [x for x, _ in points], [value.mean for _, value in points]
-            halves = [value.half_width or 0.0 for _, value in points]
+            lows, highs = zip(*(_ends(comparison, value) for _, value in points), strict=True)
             colour = palette.colour(variant)
-            ax.plot(flops, means, color=colour, ls=palette.dashes(variant), marker="o", ms=3)
-            ax.fill_between(
-                flops,
-                [mean - half for mean, half in zip(means, halves, strict=True)],
-                [mean + half for mean, half in zip(means, halves, strict=True)],
-                color=colour, alpha=0.13, lw=0,
-            )  # fmt: skip
+            ax.plot(flops, means, color=colour, ls=palette.dashes(variant), marker=palette.marker(variant), ms=4.5)
+            ax.fill_between(flops, lows, highs, color=colour, alpha=0.13, lw=0)
         every = [value for points in drawn.values() for _, value in points]
+        chance = baseline(comparison, "validation")
         style.log_axis(ax, "x", formatting.tick_flops)
         ax.set_xlabel("training FLOPs so far")
-        _quality_axis(ax, comparison, every, "validation")
-        chance = _chance_line(ax, comparison, theme)
+        _quality_axis(ax, comparison, every, "validation", chance)
+        line = _chance_line(ax, chance, theme)
         fig.draw_without_rendering()
         ends = [(points[-1][0], points[-1][1].mean, name, palette.colour(name)) for name, points in drawn.items()]
         lines = [[(x, value.mean) for x, value in points] for points in drawn.values()]
-        lines += [[(x, y), (0.8 * x, y)] for x, y, _, _ in chance]
-        labels.label_points(ax, [*ends, *chance], lines)
+        lines += [[(x, y), (0.8 * x, y)] for x, y, _, _ in line]
+        labels.label_points(ax, [*ends, *line], lines)
         return style.png(fig)
 
 
 def pareto(comparison: Comparison, rows: Sequence[Row], theme: style.Theme) -> bytes | None:
-    """PNG of test quality against training FLOPs and against step time, with the front of what nothing dominates."""
-    rows = [row for row in rows if row.quality.count]
+    """PNG of test quality against training FLOPs and against step time, with the front of what nothing dominates.
+
+    None if there is no run, or if the runs were made on different data.
+    """
+    rows = [] if data_differ(comparison) else [row for row in rows if row.quality.count]
     panels = [panel for panel in PANELS if any(_positive(panel.cost(row)) for row in rows)]
     if not panels:
         return None
     palette = style.Palette(theme, comparison.variants)
-    with style.figure(theme, 3.5, ncols=len(panels), sharey=True, squeeze=False) as (fig, axes):
-        for ax, panel in zip(axes[0], panels, strict=True):
+    columns = theme.columns(len(panels), most=2)
+    lines = math.ceil(len(panels) / columns)
+    grid = {"nrows": lines, "ncols": columns, "sharey": True, "squeeze": False}
+    with style.figure(theme, 3.5 * lines, 0.04 * lines, **grid) as (fig, axes):
+        for ax, panel in zip(axes.flat, panels, strict=True):
             _draw_panel(ax, panel, comparison, rows, palette)
-        for ax in axes[0][1:]:
+        for ax in axes[:, 1:].flat:
             ax.set_ylabel("")
         fig.draw_without_rendering()
-        for ax, panel in zip(axes[0], panels, strict=True):
+        for ax, panel in zip(axes.flat, panels, strict=True):
             shown = [row for row in rows if _positive(panel.cost(row))]
             places = [(panel.cost(row), row.quality.mean, row.variant, palette.colour(row.variant)) for row in shown]
-            bars = [[(panel.cost(row), end) for end in _ends(row.quality)] for row in shown]
+            bars = [[(panel.cost(row), end) for end in _ends(comparison, row.quality)] for row in shown]
             best = [
                 (panel.cost(row), row.quality.mean) for row in front(shown, panel.cost, comparison.higher_is_better)
             ]
@@ -111,15 +118,18 @@ def _draw_panel(ax: Axes, panel: Panel, comparison: Comparison, rows: Sequence[R
     )  # fmt: skip
     for row, x in zip(shown, costs, strict=True):
         colour = palette.colour(row.variant)
+        low, high = _ends(comparison, row.quality)
+        bar = [[row.quality.mean - low], [high - row.quality.mean]]
         ax.errorbar(
-            x, row.quality.mean, yerr=row.quality.half_width, fmt="o", ms=7, lw=1.2, capsize=3, color=colour,
-            mfc=colour if row in best else palette.theme.paper, mew=1.5,
+            x, row.quality.mean, yerr=None if row.quality.half_width is None else bar, fmt=palette.marker(row.variant),
+            ms=7, lw=1.2, capsize=3, color=colour, mfc=colour if row in best else palette.theme.paper, mew=1.5,
         )  # fmt: skip
     ax.set_title(panel.title)
     ax.set_xlabel(panel.label)
     style.margins_log(ax, costs)
     style.log_axis(ax, "x", panel.tick)
     _quality_axis(ax, comparison, [row.quality for row in rows], "test")
+    _chance_line(ax, baseline(comparison, "test"), palette.theme)
 
 
 def front(rows: Sequence[Row], cost: Callable[[Row], float], higher_is_better: bool) -> list[Row]:
@@ -136,36 +146,30 @@ def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
 
 
-def _ends(value: Estimate) -> tuple[float, float]:
+def _ends(comparison: Comparison, value: Estimate) -> tuple[float, float]:
+    """Both ends of the interval over seeds; that of an accuracy ends at 0 and 1."""
     half = value.half_width or 0.0
-    return value.mean - half, value.mean + half
+    low, high = value.mean - half, value.mean + half
+    return (max(low, 0.0), min(high, 1.0)) if comparison.metric == "accuracy" else (low, high)
 
 
-def _quality_axis(ax: Axes, comparison: Comparison, values: Sequence[Estimate], split: str) -> None:
-    # The interval of two seeds can be so wide that it would flatten every difference: it may at most treble the axis.
-    means = [value.mean for value in values]
-    low, high = min(means), max(means)
-    room = (high - low) or 0.02
-    low = max(low - room, min(_ends(value)[0] for value in values))
-    high = min(high + room, max(_ends(value)[1] for value in values))
-    margin = 0.1 * (high - low) or 0.02
+def _quality_axis(
+    ax: Axes, comparison: Comparison, values: Sequence[Estimate], split: str, also: float = math.nan
+) -> None:
+    """A y axis that holds every interval whole, and the value `also`."""
+    ends = [end for value in values for end in _ends(comparison, value)]
+    ends += [also] if math.isfinite(also) else []
+    low, high = min(ends), max(ends)
+    margin = 0.06 * (high - low) or 0.02
     ax.set_ylim(low - margin, high + margin)
     ax.set_ylabel(f"{split} {comparison.metric}")
     if comparison.metric == "accuracy":
-        ax.set_ylim(max(low - margin, -margin / 4), min(high + margin, 1 + margin / 4))
         style.percent_axis(ax)
 
 
-def _chance_line(ax: Axes, comparison: Comparison, theme: style.Theme) -> list[labels.Label]:
-    """Draws the accuracy of always answering the commonest class, if it is near; returns what to write at its end."""
-    shares = [majority(run) for run in comparison.all_runs() if run.result is not None]
-    share = next((share for share in shares if math.isfinite(share)), math.nan)
-    if comparison.metric != "accuracy" or not math.isfinite(share):
-        return []
+def _chance_line(ax: Axes, share: float, theme: style.Theme) -> list[labels.Label]:
+    """Draws the accuracy of always answering the commonest class, if the axis reaches it; what to write at its end."""
     low, high = ax.get_ylim()
-    if low - 0.6 * (high - low) < share < low + 0.05 * (high - low):  # near enough to be worth the room
-        low = share - 0.05 * (high - share)
-        ax.set_ylim(low, high)
     if not low <= share <= high:
         return []
     ax.axhline(share, color=theme.muted, lw=1, ls=":")

@@ -24,6 +24,23 @@ class Run:
     failure: str | None
 
     @property
+    def info(self) -> Mapping[str, Any]:
+        """What the result says of the data: `majority_accuracy`, `digest` and more; empty where it says nothing."""
+        return mapping((self.result or {}).get("info"))
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the contents of the data that the run was made on; None where the result holds none."""
+        found = self.info.get("digest")
+        return None if found is None else str(found)
+
+    @property
+    def uncounted(self) -> list[str]:
+        """What the training FLOPs leave out because it could not be counted."""
+        found = (self.result or {}).get("flops_uncounted")
+        return [str(name) for name in found] if isinstance(found, list) else []
+
+    @property
     def status(self) -> str:
         """`finished`, `failed`, `unfinished` (resumable) or `not started`."""
         if self.result is not None:
@@ -40,8 +57,8 @@ class Run:
         """(training FLOPs so far, metric on the validation split) of every evaluation, in order of steps."""
         rows = {}
         for row in read_jsonl(self.folder / "metrics.jsonl"):
-            if row.get("split") == "validation" and "step" in row:
-                rows[row["step"]] = (number(row, "train_flops"), number(row, metric))
+            if row.get("split") == "validation" and math.isfinite(step := number(row, "step")):
+                rows[step] = (number(row, "train_flops"), number(row, metric))
         return [rows[step] for step in sorted(rows)]
 
 
@@ -87,34 +104,35 @@ def load(workdir: Path) -> Comparison:
     Raises:
       ValueError: there is no comparison in `workdir`.
     """
-    config = read_json(workdir / "config.json")
-    if config is None or "variants" not in config or "seeds" not in config:
+    config = read_json(workdir / "config.json") or {}
+    changes, seeds = config.get("variants"), config.get("seeds")
+    if not (isinstance(changes, dict) and changes and isinstance(seeds, list)):
         raise ValueError(f"{workdir} holds no comparison: its config.json is missing, damaged or another program's")
-    base = config.get("base", {})
-    settings = {variant: _attention(base, changes) for variant, changes in config["variants"].items()}
+    base = mapping(config.get("base"))
+    settings = {variant: _attention(base, mapping(change)) for variant, change in changes.items()}
     full = [variant for variant, op in settings.items() if op.get("name") == "full"]
     plain = [variant for variant in full if _position(settings[variant]) == "none"]
     reference = (plain or full or list(settings))[0]
     # The reference first, the others as configured: JSON written from a ConfigDict has them by name.
     variants = sorted(settings, key=lambda variant: variant != reference)
-    runs = {variant: [_read_run(workdir, variant, seed) for seed in config["seeds"]] for variant in variants}
-    tests = [run.result.get("test") for runs_ in runs.values() for run in runs_ if run.result is not None]
-    metric = next((name for name in METRICS if tests and all(name in (test or {}) for test in tests)), "accuracy")
+    runs = {variant: [_read_run(workdir, variant, seed) for seed in seeds] for variant in variants}
+    tests = [mapping(run.result.get("test")) for runs_ in runs.values() for run in runs_ if run.result is not None]
+    metric = next((name for name in METRICS if tests and all(name in test for test in tests)), "accuracy")
     return Comparison(
         name=str(config.get("name", workdir.name)),
         runs=runs,
-        seeds=list(config["seeds"]),
+        seeds=seeds,
         metric=metric,
         reference=reference,
     )
 
 
 def _attention(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    return changes.get("attention") or base.get("attention") or {}
+    return mapping(changes.get("attention")) or mapping(base.get("attention"))
 
 
 def _position(attention: Mapping[str, Any]) -> str:
-    return (attention.get("position") or {}).get("name", "none")
+    return str(mapping(attention.get("position")).get("name", "none"))
 
 
 def _read_run(workdir: Path, variant: str, seed: int) -> Run:
@@ -124,10 +142,16 @@ def _read_run(workdir: Path, variant: str, seed: int) -> Run:
         variant=variant,
         seed=seed,
         folder=folder,
-        result=read_json(folder / "result.json"),
+        result=read_result(folder),
         config=read_json(folder / "config.json") or {},
         failure=None if failure is None else str(failure.get("error", "unknown error")),
     )
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """A run's `result.json`; None where there is none or it is damaged: no object, or one without test metrics."""
+    found = read_json(folder / "result.json")
+    return found if found is not None and isinstance(found.get("test"), dict) else None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -140,9 +164,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON lines file; a line that a kill cut short is left out."""
+    """The rows of a JSON lines file; a damaged line, such as one that a kill cut short, is left out."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return []
     rows = []
@@ -156,9 +180,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def number(values: Any, key: str) -> float:
     """`values[key]` as a float, NaN where it is missing, None or no number."""
-    value = values.get(key) if isinstance(values, Mapping) else None
+    value = mapping(values).get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value)

@@ -17,12 +17,6 @@ class Estimate:
     half_width: float | None
     count: int
 
-    def overlaps(self, other: Estimate) -> bool:
-        """Whether both have an interval and the two share a value."""
-        if self.half_width is None or other.half_width is None:
-            return False
-        return abs(self.mean - other.mean) <= self.half_width + other.half_width
-
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and 95 % interval of the mean (Student's t, len(values) - 1 degrees of freedom); NaNs are left out."""

@@ -1,4 +1,4 @@
-"""How every picture looks: one colour a variant, light and dark, labels beside the lines instead of legends."""
+"""How every picture looks: one colour and marker a variant, light and dark, labels beside the lines, no legends."""
 
 from __future__ import annotations
 
@@ -21,13 +21,19 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from xformer.report import formatting
 
 DPI = 200
-WIDTH = 7.6  # inches; the page shows pictures at about this size
+WIDE, NARROW = 7.6, 3.9  # inches; the page shows pictures at about this size, narrow ones on a phone
 DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.4)), (0, (5, 1.4, 1.2, 1.4)))
+# matplotlib's name of each shape, and the character that shows it in text.
+MARKERS = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("X", "✖"), ("*", "★"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Theme:
-    """Colours of one appearance; `cycle` holds one colour a variant, told apart by colour-blind readers too."""
+    """Colours of one appearance, and the width of its pictures in inches.
+
+    `cycle` holds one colour a variant. Readers who are red-blind or green-blind tell them apart too: they differ in
+    lightness and along blue and yellow.
+    """
 
     name: str
     paper: str
@@ -35,21 +41,30 @@ class Theme:
     muted: str
     grid: str
     cycle: tuple[str, ...]
+    width: float = WIDE
+
+    def narrow(self) -> Theme:
+        """The same for a narrow page: panels below each other, text as large as on a wide one."""
+        return dataclasses.replace(self, width=NARROW)
+
+    def columns(self, panels: int, most: int) -> int:
+        """How many panels stand side by side: as many as there are, at most `most` or what the width has room for."""
+        return max(1, min(panels, most, int(most * self.width / WIDE)))
 
 
 LIGHT = Theme(
     name="light", paper="#ffffff", ink="#1c1f24", muted="#6a707a", grid="#e4e6ea",
-    cycle=("#3a3f47", "#0f6fc6", "#d1570a", "#16835a", "#8a4fc4", "#b8860b", "#c2306b", "#0e8a99"),
+    cycle=("#0b1210", "#4285df", "#742600", "#57a561", "#28219e", "#bc890b", "#930f53", "#129fb2"),
 )  # fmt: skip
 DARK = Theme(
     name="dark", paper="#16181d", ink="#e8eaed", muted="#9aa1ac", grid="#2c3038",
-    cycle=("#c9ced6", "#5aaef5", "#f58b45", "#4cc293", "#b98cf0", "#e0b84c", "#f0749f", "#4fc3d0"),
+    cycle=("#fffdf0", "#276ea7", "#c36009", "#4fee7f", "#6c75ff", "#fdd036", "#cf5d7a", "#08dffe"),
 )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Palette:
-    """The colour and dashes of each variant, the same in every picture."""
+    """The colour, marker and dashes of each variant, the same in every picture."""
 
     theme: Theme
     variants: Sequence[str]
@@ -57,8 +72,19 @@ class Palette:
     def colour(self, variant: str) -> str:
         return self.theme.cycle[self.variants.index(variant) % len(self.theme.cycle)]
 
+    def marker(self, variant: str) -> str:
+        return marker(self.variants.index(variant))[0]
+
     def dashes(self, variant: str) -> Any:
         return DASHES[self.variants.index(variant) // len(self.theme.cycle) % len(DASHES)]
+
+
+def marker(index: int) -> tuple[str, str]:
+    """The marker of the variant at this place, for matplotlib and as a character.
+
+    Once the colours start again, each comes with another shape than before.
+    """
+    return MARKERS[(index + index // len(MARKERS)) % len(MARKERS)]
 
 
 @contextlib.contextmanager
@@ -76,7 +102,7 @@ def figure(theme: Theme, height: float, pad: float = 0.04, **subplots: Any) -> I
         "lines.solid_capstyle": "round", "text.parse_math": False,  # a variant may be called `a_$b`
     }  # fmt: skip
     with plt.rc_context(settings):
-        fig, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained", **subplots)
+        fig, axes = plt.subplots(figsize=(theme.width, height), layout="constrained", **subplots)
         engine: Any = fig.get_layout_engine()
         engine.set(w_pad=pad, h_pad=pad)
         try:
@@ -117,8 +143,10 @@ def round_ticks(low: float, high: float, base: int) -> list[float]:
 
 
 def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
-    """A logarithmic x axis of lengths with a tick at each."""
+    """A logarithmic x axis of lengths with a tick at each, from the shortest to the longest whatever is drawn."""
     ax.set_xscale("log", base=2)
+    room = max((lengths[-1] / lengths[0]) ** 0.05, 1.1)
+    ax.set_xlim(lengths[0] / room, lengths[-1] * room)
     ax.xaxis.set_major_locator(FixedLocator(list(lengths)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.length(round(value))))
@@ -134,5 +162,5 @@ def percent_axis(ax: Axes) -> None:
 def margins_log(ax: Axes, values: Sequence[float]) -> None:
     """Room left and right of the values on a logarithmic x axis, for labels."""
     low, high = min(values), max(values)
-    factor = max((high / low) ** 0.25, 1.15)
+    factor = max((high / low) ** 0.4, 1.3)
     ax.set_xlim(low / factor, high * factor)

@@ -10,9 +10,10 @@ from typing import Any
 
 from xformer.report import formatting
 from xformer.report.results import Comparison, Run, number
-from xformer.report.stats import Estimate, at_chance, estimate
+from xformer.report.stats import Estimate, at_chance, estimate, wilson
 
 MAX_PARAM_DIFFERENCE = 0.10
+MIN_SEEDS = 3  # a variant, before one is called better than another
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,9 @@ class Row:
     """A variant over its finished seeds; NaN where no run says.
 
     Attributes:
-      quality: the metric on the test split.
+      quality: the metric on the test split; empty where the variant's runs were made on different data.
+      examples_half_width: half the 95 % interval of the mean accuracy that the number of test examples leaves; 0 for
+        other metrics, and where the number is not known.
       chance_seeds: seeds whose test accuracy is not clearly above that of always answering the commonest class.
       broken_seeds: seeds whose metric is NaN or infinite; `quality` leaves them out.
       input_wait: share of training time spent waiting for data.
@@ -28,6 +31,7 @@ class Row:
 
     variant: str
     quality: Estimate
+    examples_half_width: float
     finished: int
     planned: int
     chance_seeds: tuple[int, ...]
@@ -48,9 +52,12 @@ def rows(comparison: Comparison) -> list[Row]:
 def _row(comparison: Comparison, variant: str) -> Row:
     runs = comparison.finished(variant)
     values = [run.test(comparison.metric) for run in runs]
+    same_data = len({run.digest for run in runs if run.digest is not None}) <= 1
+    quality = estimate(values if same_data else [])
     return Row(
         variant=variant,
-        quality=estimate(values),
+        quality=quality,
+        examples_half_width=_examples_half_width(comparison.metric, quality, runs),
         finished=len(runs),
         planned=len(comparison.runs[variant]),
         chance_seeds=tuple(run.seed for run in runs if is_at_chance(run)),
@@ -64,15 +71,41 @@ def _row(comparison: Comparison, variant: str) -> Row:
     )
 
 
+def _examples_half_width(metric: str, quality: Estimate, runs: Sequence[Run]) -> float:
+    examples = [run.test("examples") for run in runs]
+    if metric != "accuracy" or not 0 <= quality.mean <= 1 or not all(count >= 1 for count in examples):
+        return 0.0
+    low, high = wilson(quality.mean, round(min(examples)))  # the seeds share the examples, so more seeds do not help
+    return (high - low) / 2
+
+
+def clearly_differ(one: Row, other: Row) -> bool:
+    """Whether both have MIN_SEEDS seeds and their 95 % intervals, over seeds and over test examples, are apart.
+
+    False does not say that they are equal: only that these runs cannot tell.
+    """
+    room = 0.0
+    for row in (one, other):
+        if row.quality.count < MIN_SEEDS or row.quality.half_width is None:
+            return False
+        room += max(row.quality.half_width, row.examples_half_width)
+    return abs(one.quality.mean - other.quality.mean) > room
+
+
 def _over(runs: Sequence[Run], key: str, combine: Callable[[list[float]], float]) -> float:
     values = [value for run in runs if math.isfinite(value := number(run.result, key))]
     return float(combine(values)) if values else math.nan
 
 
-def majority(run: Run) -> float:
-    """Accuracy on the test split of always answering the commonest class, NaN where the result doesn't say."""
-    shares = (run.result or {}).get("info", {}).get("majority_accuracy")
-    return number(shares, "test")
+def majority(run: Run, split: str = "test") -> float:
+    """Accuracy of always answering the commonest class of a split, NaN where the result doesn't say."""
+    return number(run.info.get("majority_accuracy"), split)
+
+
+def baseline(comparison: Comparison, split: str) -> float:
+    """`majority` of the runs that know it, NaN where none does or the metric is no accuracy."""
+    known = [share for run in comparison.all_runs() if math.isfinite(share := majority(run, split))]
+    return known[0] if known and comparison.metric == "accuracy" else math.nan
 
 
 def is_at_chance(run: Run) -> bool:
@@ -82,7 +115,8 @@ def is_at_chance(run: Run) -> bool:
 
 def warnings(comparison: Comparison) -> list[str]:
     """What to know before believing the table, one plain-text line each."""
-    found = [_unfinished(run) for run in comparison.all_runs() if run.result is None]
+    found = _data_warnings(comparison)
+    found += [_unfinished(run) for run in comparison.all_runs() if run.result is None]
     summary = rows(comparison)
     reference = next(row for row in summary if row.variant == comparison.reference)
     for row in summary:
@@ -99,17 +133,42 @@ def warnings(comparison: Comparison) -> list[str]:
     counts = {row.quality.count for row in summary if row.quality.count}
     if counts == {1}:
         found.append("one seed: no interval can be given, and differences between variants may be chance")
+    elif counts == {2}:
+        found.append("two seeds: intervals are wide, and differences between variants may be chance")
     elif len(counts) > 1:
         found.append("the variants have different numbers of seeds, so their intervals do not compare like with like")
     for key, values in (("device", devices(comparison)), ("software versions", versions(comparison))):
         if len(values) > 1:
             found.append(f"the runs were made with different {key}, so times and memory do not compare")
-    uncounted = sorted(
-        {name for run in comparison.all_runs() for name in (run.result or {}).get("flops_uncounted", ())}
-    )
-    if uncounted:
-        found.append(f"FLOPs leave out what cannot be counted: {', '.join(uncounted)}")
+    if left_out := uncounted(comparison):
+        found.append(f"FLOPs leave out what cannot be counted: {', '.join(left_out)}")
     return found
+
+
+def uncounted(comparison: Comparison) -> list[str]:
+    """What the training FLOPs of any run leave out because it could not be counted."""
+    return sorted({name for run in comparison.all_runs() for name in run.uncounted})
+
+
+def digests(comparison: Comparison) -> list[str]:
+    """The digests of the data that finished runs were made on, each once."""
+    return list(dict.fromkeys(run.digest for run in comparison.all_runs() if run.digest is not None))
+
+
+def data_differ(comparison: Comparison) -> bool:
+    """Whether runs were made on different data, so that their results do not compare."""
+    return len(digests(comparison)) > 1
+
+
+def _data_warnings(comparison: Comparison) -> list[str]:
+    if not data_differ(comparison):
+        return []
+    by_digest: dict[str, list[str]] = {}
+    for run in comparison.all_runs():
+        if run.digest is not None:
+            by_digest.setdefault(run.digest, []).append(f"{run.variant}-{run.seed}")
+    groups = "; ".join(f"{', '.join(names)} on {digest[:12]}" for digest, names in by_digest.items())
+    return [f"THE RUNS WERE MADE ON DIFFERENT DATA, so nothing is compared across them: {groups}"]
 
 
 def _unfinished(run: Run) -> str:
@@ -143,15 +202,26 @@ def _spelt(value: Any) -> str:
 
 
 def differences(comparison: Comparison) -> dict[str, dict[str, str]]:
-    """Config keys in which the variants differ: key -> variant -> value, a dash where the variant has no such key."""
-    flat = {}
+    """Config keys in which runs differ: key -> variant -> value, a dash where the variant has no such key.
+
+    Where the runs of one variant differ among themselves, all their values are given, joined by `or`.
+    """
+    flat: dict[str, list[dict[str, str]]] = {}
     for variant, runs in comparison.runs.items():
-        config = next((run.config for run in runs if run.config), None)
-        if config is not None:
-            flat[variant] = {key: value for key, value in flatten(config) if key not in ("name", "seed")}
-    keys = dict.fromkeys(key for values in flat.values() for key in values)
-    table = {key: {variant: values.get(key, formatting.MISSING) for variant, values in flat.items()} for key in keys}
-    return {key: values for key, values in table.items() if len(set(values.values())) > 1}
+        configs = [dict(flatten(run.config)) for run in runs if run.config]
+        if configs:
+            flat[variant] = configs
+    every = [config for configs in flat.values() for config in configs]
+    keys = dict.fromkeys(key for config in every for key in config if key not in ("name", "seed"))
+    value = lambda config, key: config.get(key, formatting.MISSING)
+    return {
+        key: {
+            variant: " or ".join(dict.fromkeys(value(config, key) for config in configs))
+            for variant, configs in flat.items()
+        }
+        for key in keys
+        if len({value(config, key) for config in every}) > 1
+    }
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

@@ -61,16 +61,17 @@ def _pad(text: str, width: int, left: bool) -> str:
 def variants(comparison: Comparison, rows: Sequence[Row]) -> Table:
     """The main table: one row a variant."""
     reference = next(row for row in rows if row.variant == comparison.reference)
+    compare = not summary.data_differ(comparison)
     interval = " (95 %)" if any(row.quality.half_width is not None for row in rows) else ""
     waits = any(math.isfinite(row.input_wait) for row in rows)
     headers = ("variant", f"test {comparison.metric}{interval}", "seeds", "parameters", "FLOPs a step",
                "training FLOPs", "step time", "peak memory", *(["waiting for data"] if waits else []))  # fmt: skip
-    return Table(headers, tuple(_variant(row, reference, comparison.metric, waits) for row in rows))
+    return Table(headers, tuple(_variant(row, reference, comparison.metric, waits, compare) for row in rows))
 
 
-def _variant(row: Row, reference: Row, metric: str, waits: bool) -> tuple[str, ...]:
+def _variant(row: Row, reference: Row, metric: str, waits: bool, compare: bool) -> tuple[str, ...]:
     def against(text: str, value: float, base: float) -> str:
-        times = formatting.ratio(value, base) if row is not reference else ""
+        times = formatting.ratio(value, base) if compare and row is not reference else ""
         return f"{text} ({times})" if times else text
 
     marks = [
@@ -93,8 +94,8 @@ def _variant(row: Row, reference: Row, metric: str, waits: bool) -> tuple[str, .
 def runs(comparison: Comparison) -> Table:
     """One row a run, with what became of it."""
     headers = ("variant", "seed", "state", f"test {comparison.metric}", f"validation {comparison.metric}", "best step",
-               "commonest class", "step time")  # fmt: skip
-    return Table(headers, tuple(_run(run, comparison.metric) for run in comparison.all_runs()))
+               "commonest class", "step time", *(["data"] if summary.digests(comparison) else []))  # fmt: skip
+    return Table(headers, tuple(_run(run, comparison.metric)[: len(headers)] for run in comparison.all_runs()))
 
 
 def _run(run: Run, metric: str) -> tuple[str, ...]:
@@ -114,6 +115,7 @@ def _run(run: Run, metric: str) -> tuple[str, ...]:
         f"{best:,.0f}" if math.isfinite(best) else formatting.MISSING,
         formatting.percent(summary.majority(run)),
         formatting.milliseconds(number(run.result, "step_time_ms")),
+        formatting.MISSING if run.digest is None else run.digest[:12],
     )
 
 
@@ -146,7 +148,12 @@ def lengths(rows: Sequence[CostRow], variant_names: Sequence[str]) -> Table:
     shown = sorted((row for row in rows if row.variant in order), key=lambda row: (row.length, order[row.variant]))
     headers = ("variant", "length", *(panel.title for panel in costs.PANELS), "note")
     body = (
-        (row.variant, f"{row.length:,}", *(panel.spell(getattr(row, panel.key)) for panel in costs.PANELS), row.note)
+        (row.variant, f"{row.length:,}", *(panel.spell(getattr(row, panel.key)) for panel in costs.PANELS), _note(row))
         for row in shown
     )
     return Table(headers, tuple(body))
+
+
+def _note(row: CostRow) -> str:
+    left_out = f"FLOPs leave out {', '.join(row.uncounted)}" if row.uncounted else ""
+    return "; ".join(filter(None, (row.note, left_out)))
