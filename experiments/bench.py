@@ -3,7 +3,7 @@
 See `python -m experiments.bench --help`, and `xformer.commands.bench` for the code.
 """
 
-from xformer.commands import bench, cli
+from xformer.commands.main import run
 
 if __name__ == "__main__":
-    cli.main(bench.command)
+    run("bench")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from xformer import experiment, presets, schema, sections
+from xformer import experiment, presets, schema, sections, shipped
 from xformer.experiment import Experiment
 from xformer.schema import ConfigError, Text
 
@@ -71,10 +71,12 @@ def load_experiment(spec: str, overrides: Sequence[str] = ()) -> Experiment:
 
 def read(spec: str) -> dict[str, Any]:
     """What the config file says, as nested dicts, unchecked."""
-    match = re.fullmatch(r"(?P<path>.*?\.(?P<kind>py|json))(?::(?P<arg>.*))?", spec)
+    match = re.fullmatch(r"(?P<path>.*?\.(?P<kind>py|json))(?::(?P<arg>.*))?", shipped.locate(spec))
     if match is None:
+        name, known = spec.partition(":")[0], shipped.names()
         raise ConfigError(
-            f"--config: got {spec!r}, takes path/to/config.py, path/to/config.py:argument or a config.json"
+            f"--config: got {spec!r}, takes path/to/config.py, path/to/config.py:argument, a config.json, or a shipped "
+            f"config: {', '.join(known)}{schema.nearest(name, known)}"
         )
     path, arg = Path(match["path"]), match["arg"]
     if not path.is_file():

@@ -27,6 +27,7 @@ from xformer.attention import Attention, Shape, build
 from xformer.bench import contenders, side_by_side, timing
 from xformer.bench.contenders import Case, Contender, Ready
 from xformer.commands import cli
+from xformer.extras import MissingExtra
 from xformer.report import speed
 from xformer.schema import ConfigError
 from xformer.train import workdir as folders
@@ -223,7 +224,11 @@ def command(argv: Sequence[str]) -> None:
         result = measure(plan, say, lambda result: folders.write_json(out, result))
     except KeyboardInterrupt:
         raise cli.CommandFailed(f"interrupted; the lengths that were finished are in {out}") from None
-    picture = speed.picture(result)
+    try:
+        picture = speed.picture(result)
+    except MissingExtra as error:
+        picture = None
+        say(f"no picture: {error}")
     if picture is not None:
         folders.write_bytes(out.with_suffix(".png"), picture)
     print(speed.table(result))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from xformer.commands import hosts
+from xformer.extras import MissingExtra, explain
 from xformer.schema import ConfigError, nearest
 from xformer.tasks import DataMissing
 from xformer.train import CheckpointError, Diverged, Interrupted, ProcessLost, WorkdirBusy, WorkdirMismatch
@@ -25,7 +26,7 @@ class CommandFailed(RuntimeError):
 
 
 # OSError: a full or read-only disk.
-FORESEEN = (DataMissing, Diverged, CheckpointError, ProcessLost, WorkdirBusy, OSError, CommandFailed)
+FORESEEN = (DataMissing, MissingExtra, Diverged, CheckpointError, ProcessLost, WorkdirBusy, OSError, CommandFailed)
 
 
 class Parser(argparse.ArgumentParser):
@@ -106,6 +107,10 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     except BrokenPipeError:  # `| head` closed the pipe; nothing is left to say, not even at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except ModuleNotFoundError as error:
+        if (line := explain(error)) is None:
+            raise
+        return _say(line, FAILED)
     except FORESEEN as error:
         return _say(error, FAILED)
     return FINISHED

@@ -26,7 +26,7 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from xformer import attention, report
+from xformer import attention, extras, report
 from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.bench import measure
@@ -75,6 +75,7 @@ def command(argv: Sequence[str]) -> None:
         parser.folder("--data_dir", args.data_dir)
     if args.report_only and not (workdir / "config.json").is_file():
         raise configs.ConfigError(f"--workdir: {workdir} holds no comparison to report on (no config.json)")
+    extras.check("report")  # now, not when everything is trained
     hosts.start(args)
     config = configs.load_comparison(args.config, overrides)
     runs = plan(config, workdir)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from xformer.report import formatting, labels, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.patheffects import withStroke
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
+from xformer import extras
 from xformer.report import formatting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
+
+patheffects = extras.Lazy("matplotlib.patheffects")
+text_boxes = extras.Lazy("matplotlib.text")
+transforms = extras.Lazy("matplotlib.transforms")
 
 Label = tuple[float, float, str, str]
 """x, y in data coordinates, text, colour."""
@@ -73,8 +78,8 @@ def label_points(
     frame = ax.get_window_extent(renderer)
     drawn = np.array([place for line in lines for place in _along(ax, line, 2 * pixel)]).reshape(-1, 2)
     centres = [ax.transData.transform((x, y)) for x, y, _, _ in points]
-    halo = [withStroke(linewidth=2.5, foreground=ax.get_facecolor())]
-    taken = [Bbox.from_bounds(x - 5 * pixel, y - 5 * pixel, 10 * pixel, 10 * pixel) for x, y in centres]
+    halo = [patheffects.withStroke(linewidth=2.5, foreground=ax.get_facecolor())]
+    taken = [transforms.Bbox.from_bounds(x - 5 * pixel, y - 5 * pixel, 10 * pixel, 10 * pixel) for x, y in centres]
     for x, y, text, colour in points:
         best: tuple[float, Any, Bbox] | None = None
         for dx, dy in _sides():
@@ -86,7 +91,7 @@ def label_points(
                 arrowprops=leader(colour) if np.hypot(dx, dy) > 14 else None,
             )  # fmt: skip
             label.update_positions(renderer)
-            box = Text.get_window_extent(label, renderer)  # without the leader
+            box = text_boxes.Text.get_window_extent(label, renderer)  # without the leader
             inside = (drawn > (box.x0, box.y0)) & (drawn < (box.x1, box.y1))
             outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
             faults = 50 * sum(map(box.overlaps, taken)) + 50 * outside + int(inside.all(axis=1).sum())

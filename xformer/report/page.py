@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from xformer import extras
 from xformer.report import claims, costs, formatting, patterns, quality, results, style, summary, tables
 from xformer.report.costs import CostRow
 from xformer.report.patterns import Pattern
 from xformer.report.results import Comparison
 from xformer.report.summary import Row
+
+jinja2 = extras.Lazy("jinja2")
 
 Draw = Callable[[style.Theme], bytes | None]
 

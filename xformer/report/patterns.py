@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 
+from xformer import extras
 from xformer.report import style
 from xformer.report.formatting import percent, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+colors = extras.Lazy("matplotlib.colors")
 
 CELLS = 32  # cells along each side of a panel, at most
 COLUMNS = 4  # panels side by side, at most
@@ -105,12 +110,12 @@ def _draw(ax: Axes, panel: _Panel, theme: style.Theme) -> None:
         return
     shape = panel.layers[0][1].shape
     rows, columns = (min(CELLS, size) for size in shape)
-    image = np.broadcast_to(to_rgb(theme.paper), (rows, columns, 3)).copy()
+    image = np.broadcast_to(colors.to_rgb(theme.paper), (rows, columns, 3)).copy()
     for colour, mask in panel.layers:
         share = cells(mask, rows, columns)
         # A cell with one pair in a thousand must still be seen.
         opacity = np.where(share > 0, 0.35 + 0.65 * share, 0.0)[..., None]
-        image = (1 - opacity) * image + opacity * np.asarray(to_rgb(colour))
+        image = (1 - opacity) * image + opacity * np.asarray(colors.to_rgb(colour))
     ax.imshow(image, extent=(0, columns, rows, 0), interpolation="nearest")
     ax.hlines(range(1, rows), 0, columns, color=theme.paper, lw=0.5)
     ax.vlines(range(1, columns), 0, rows, color=theme.paper, lw=0.5)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING, NamedTuple
 
 from xformer.report import formatting, labels, style
 from xformer.report.results import Comparison
 from xformer.report.stats import Estimate, estimate
 from xformer.report.summary import Row, baseline, data_differ
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Point = tuple[float, Estimate]
 

@@ -6,7 +6,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from scipy import stats
+from xformer import extras
+
+stats = extras.Lazy("scipy.stats")  # optional, and slow to import
 
 
 @dataclasses.dataclass(frozen=True)

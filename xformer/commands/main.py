@@ -1,0 +1,61 @@
+"""The console command `xformer`: run, compare, inspect and bench, from any folder."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import sys
+from typing import NoReturn
+
+from xformer import shipped
+
+COMMANDS = {
+    "run": "train and evaluate one experiment",
+    "compare": "train every variant of a comparison and write the report",
+    "inspect": "shapes, parameters, FLOPs and attention pattern of an experiment; trains nothing",
+    "bench": "time and memory of attention against length",
+}
+USAGE = """usage: xformer COMMAND [flags]      xformer COMMAND --help says which
+
+{commands}
+
+--config takes a file (path.py, path.py:ARGUMENT, a run's config.json) or the name of a config that comes with xformer:
+
+  {configs}
+
+as in: xformer run --config=listops:bigbird --workdir=runs/a"""
+
+
+def main() -> NoReturn:
+    """Runs the command that the first argument names; exits with its code."""
+    # Nothing slow is imported before the command is known: JAX alone takes a second.
+    name, *rest = sys.argv[1:] or [""]
+    if name == "--version":
+        print(f"xformer-jax {importlib.metadata.version('xformer-jax')}")
+        sys.exit(0)
+    if name in ("--help", "-h", "help", ""):
+        print(usage(), file=sys.stdout if name else sys.stderr)
+        sys.exit(0 if name else 2)
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        nearest = f"; nearest match {close[0]!r}" if close else ""
+        print(f"error: got {name!r}, takes a command: {', '.join(COMMANDS)}{nearest}", file=sys.stderr)
+        sys.exit(2)
+    sys.argv = [f"xformer {name}", *rest]  # argparse names the program by it
+    run(name)
+
+
+def run(name: str) -> NoReturn:
+    """Runs the command of this name on the process's arguments."""
+    from xformer.commands import cli
+
+    # Imported inside `main`, which says in one line what to install where a package is missing.
+    cli.main(lambda argv: importlib.import_module(f"xformer.commands.{name}").command(argv))
+
+
+def usage() -> str:
+    """What `xformer --help` prints."""
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name.ljust(width)}  {what}" for name, what in COMMANDS.items())
+    return USAGE.format(commands=commands, configs=", ".join(shipped.names()))
