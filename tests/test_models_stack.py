@@ -118,5 +118,5 @@ def test_what_a_scan_can_not_do_is_said():
     x = jnp.ones((1, 16, 2, 4))
     with pytest.raises(NotImplementedError, match="cannot honour plan"):
         Linformer(rank=4, max_len=16)(x, x, x, plan=1, params={})
-    with pytest.raises(ValueError, match="plan must be one layer's slice of .* got int"):
+    with pytest.raises(ValueError, match="plan must be one layer's slice"):
         Window()(x, x, x, plan=1, is_causal=True)

@@ -51,7 +51,8 @@ def _batch_step(batch: int, num_heads: int, plan: TilePlan) -> int | None:
 
     All too where there is a mesh, along which the batch may be shared out.
     """
-    if jax.default_backend() != "cpu" or jax.sharding.get_abstract_mesh().size > 1:
+    symbolic = not isinstance(batch, int)  # a size that `jax.export` leaves open
+    if symbolic or jax.default_backend() != "cpu" or jax.sharding.get_abstract_mesh().size > 1:
         return None
     tile = max(group.key_tiles.shape[3] for group in plan.groups) * plan.kv_block * plan.q_block
     step = max(STEP_SCORES // (num_heads * tile), 1)
@@ -112,19 +113,25 @@ def _backward(static: Any, saved: Any, d_out: Array) -> tuple[Inputs, None]:
 
     step = settings.batch_step
     if step is None:
-        return run(inputs, controls, given), None
-    # What all examples share has its gradients summed, what each has its own stacked.
+        return _like(run(inputs, controls, given), inputs), None
+    # What all examples share has its gradients summed, in the dtype of the computation; what each has its own stacked.
     one_bias = inputs.bias is not None and inputs.bias.shape[0] == 1
     shared = lambda x: (x.bias if one_bias else None, x.relative)
+    zeros_of = lambda x: jnp.zeros(x.shape, jnp.promote_types(inputs.query.dtype, jnp.float32))
 
     def share(total: Any, first: Array) -> tuple[Any, Inputs]:
         grads = run(inputs.examples(first, step), controls.examples(first, step), given.examples(first, step))
-        own = grads._replace(bias=None if one_bias else grads.bias, relative=None)
-        return jax.tree.map(jnp.add, total, shared(grads)), own
+        own = _like(grads, inputs)._replace(relative=None)
+        return jax.tree.map(jnp.add, total, shared(grads)), own._replace(bias=None) if one_bias else own
 
-    (bias, relative), own = jax.lax.scan(share, jax.tree.map(jnp.zeros_like, shared(inputs)), _firsts(inputs, step))
+    (bias, relative), own = jax.lax.scan(share, jax.tree.map(zeros_of, shared(inputs)), _firsts(inputs, step))
     own = _stacked(own)
-    return own._replace(bias=bias if one_bias else own.bias, relative=relative), None
+    return _like(own._replace(bias=bias if one_bias else own.bias, relative=relative), inputs), None
+
+
+def _like(gradients: Inputs, inputs: Inputs) -> Inputs:
+    """Gradients in the dtypes of the inputs."""
+    return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), gradients, inputs)
 
 
 def _firsts(inputs: Inputs, step: int) -> Array:

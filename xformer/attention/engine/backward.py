@@ -11,7 +11,7 @@ from xformer.attention.engine import gather
 from xformer.attention.engine.distance_table import DistanceTable
 from xformer.attention.engine.mesh_axes import sum_like, varying
 from xformer.attention.engine.operands import Inputs
-from xformer.attention.engine.query_tile import Chunk, QueryTiles, Tables
+from xformer.attention.engine.query_tile import Chunk, QueryTiles, Tables, marks
 from xformer.attention.engine.tile_plan import TileGroup
 
 Array = jax.Array
@@ -47,22 +47,28 @@ def zeros(tiles: QueryTiles) -> Totals:
 
 
 def gradients(tiles: QueryTiles, d_query: Array, totals: Totals) -> Inputs:
-    """The totals in the shapes and dtypes of the inputs."""
+    """The totals in the shapes of the inputs, in the dtype of the computation."""
     inputs, relative, tables = tiles.inputs, tiles.inputs.relative, totals.tables
     key, value = (jnp.moveaxis(x, 4, 2) for x in (totals.key, totals.value))
     grads = Inputs(d_query, key, value, totals.bias, None)
     if relative is not None:
         unpad = lambda x: x if x is None or tiles.relative.whole_table else tiles.relative.unpad(x)
-        slopes = jax.tree.map(jnp.zeros_like, relative.slopes)
+        slopes = jax.tree.map(lambda x: jnp.zeros(x.shape, tiles.dtype), relative.slopes)
         terms = type(relative)(unpad(tables.key), unpad(tables.value), tables.bias, slopes, relative.radius)
         grads = grads._replace(relative=terms)
-    return jax.tree.map(lambda grad, x: sum_like(grad, x).reshape(x.shape).astype(x.dtype), grads, inputs)
+    return jax.tree.map(lambda grad, x: sum_like(grad, x).reshape(x.shape), grads, inputs)
 
 
 def backward(tiles: QueryTiles, group: TileGroup, given: Given, totals: Totals, operands: Any) -> tuple[Totals, Array]:
     """Adds a query tile's part to the totals and returns its own gradient."""
     query = tiles.query(operands[0])
     d_out, lse, delta = (tiles.at_query_tile(x, operands[0]) for x in given)
+    # A row with anything that is not finite shows it to the keys that it sees and to no others: as for keys in
+    # `QueryTiles`, zeros stand in for it and a NaN is added to its scores.
+    finite = jnp.isfinite(query).all(-1) & jnp.isfinite(d_out).all(-1) & jnp.isfinite(lse) & jnp.isfinite(delta)
+    query, d_out = (jnp.where(finite[..., None], x, jnp.zeros_like(x)) for x in (query, d_out))
+    lse, delta = (jnp.where(finite, x, jnp.zeros_like(x)) for x in (lse, delta))
+    query_marks = marks(finite, tiles.dtype)[..., None]
     tables = tiles.tables
     key_term = None if tables.key is None else DistanceTable(tiles, tables.key, query)
     value_term = None if tables.value is None else DistanceTable(tiles, tables.value, d_out)
@@ -74,7 +80,8 @@ def backward(tiles: QueryTiles, group: TileGroup, given: Given, totals: Totals, 
     def step(carry: Any, chunk: Chunk) -> Any:
         totals, d_query, key_sums, value_sums = carry
         key, value = tiles.keys(tiles.key, chunk), tiles.keys(tiles.value, chunk)
-        scores = tiles.scores(query, key, chunk, key_term.pairs(products, chunk) if key_term else None)
+        pairs = key_term.pairs(products, chunk) if key_term else None
+        scores = tiles.scores(query, key, chunk, pairs, query_marks)
         weights = jnp.exp(scores - lse[..., None])
         kept = tiles.kept(chunk, key.shape[1])
         dropped = weights * kept

@@ -8,7 +8,9 @@ import math
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.engine.gradient_guard import guard
 from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.query_tile import HIDDEN, marks
 from xformer.attention.engine.relative_tiles import RelativeTiles, ends_of
 from xformer.attention.pattern import Pattern
 
@@ -29,10 +31,17 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     kv_len = inputs.key.shape[1]
     dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
     query, key, value = (x.astype(dtype) for x in (inputs.query, inputs.key, inputs.value))
+    # As in `QueryTiles`: zeros stand in for what is not finite, and a NaN in the scores shows it to whoever sees it.
+    finite_keys = jnp.isfinite(key).all(-1, keepdims=True) & jnp.isfinite(value).all(-1, keepdims=True)
+    finite_queries = jnp.isfinite(query).all(-1, keepdims=True)
+    key, value = (jnp.where(finite_keys, x, jnp.zeros_like(x)) for x in (key, value))
+    query = jnp.where(finite_queries, query, jnp.zeros_like(query))
+    key_marks = jnp.moveaxis(marks(finite_keys, dtype), (2, 3), (1, 2))[:, :, None]  # [batch, kv_heads, 1, 1, kv_len]
+    query_marks = jnp.moveaxis(marks(finite_queries, dtype), 1, 3)  # [batch, kv_heads, groups, q_len, 1]
     einsum = functools.partial(jnp.einsum, precision=settings.precision)
     heads = lambda x: x.reshape(*((1, 1) if x.shape[0] == 1 else (kv_heads, groups)), *x.shape[1:])
 
-    scores = einsum("bqkgd,bskd->bkgqs", query, key)
+    scores = einsum("bqkgd,bskd->bkgqs", query, key) + key_marks + query_marks
     relative = inputs.relative
     if relative is not None:
         tile = relative_tiles(q_len, kv_len, relative.radius)
@@ -52,9 +61,9 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     positions = controls.offset + jnp.arange(q_len), jnp.arange(kv_len)
     allowed = heads(jnp.asarray(pattern.allows(*positions)))[None]
     if controls.mask is not None:
-        allowed &= controls.mask
+        allowed = allowed & controls.mask
     if controls.q_segments is not None and controls.kv_segments is not None:
-        allowed &= controls.q_segments == controls.kv_segments
+        allowed = allowed & (controls.q_segments == controls.kv_segments)
     weights = softmax(scores, allowed)
     if settings.dropout_rate:
         shape = (1, 1, 1, q_len, kv_len) if settings.broadcast_dropout else weights.shape
@@ -68,14 +77,18 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
         sums = tile.collapse(weights, starts)
         out = out + einsum("bkgqn,kgnd->bqkgd", sums.by_distance, table)
         out = out + einsum("bkgqn,kgnd->bqkgd", sums.ends, ends_of(table, axis=2))
-    return out, weights
+    of_keys = jnp.moveaxis((key + value).sum(-1), 1, 2)[:, :, None, None]
+    of_queries = jnp.moveaxis(query.sum(-1), 1, 3)[..., None]
+    seen = jnp.where(allowed, of_keys + of_queries, jnp.zeros((), dtype)).sum(-1)  # [batch, kv_heads, groups, q_len]
+    return guard(out, jnp.broadcast_to(jnp.moveaxis(seen, 3, 1)[..., None], out.shape)), weights
 
 
 def softmax(scores: Array, allowed: Array) -> Array:
     """Softmax over the last axis among the allowed; all zeros, with zero gradient, where nothing is."""
-    lowest = -1e30
-    scores = jnp.where(allowed, scores, lowest)
-    top = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), lowest))
-    weights = jnp.where(allowed, jnp.exp(scores - top), 0.0)
+    zero = jnp.zeros((), scores.dtype)
+    scores = jnp.where(allowed, scores, jnp.asarray(HIDDEN, scores.dtype))
+    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    weights = jnp.where(allowed, jnp.exp(scores - jnp.where(top == HIDDEN, zero, top)), zero)
     norm = weights.sum(-1, keepdims=True)
-    return weights / jnp.where(norm > 0, norm, 1.0)
+    # Selected once more, for a row whose norm is NaN.
+    return jnp.where(allowed, weights / jnp.where(norm == 0, jnp.ones_like(norm), norm), zero)

@@ -38,6 +38,8 @@ def automatic(attend: Callable[[Any, Any], Array], call: Any, params: Any) -> Ar
     where = jax.typeof(call.query).sharding
     if AxisType.Explicit not in where.mesh.axis_types:
         return attend(call, params)
-    arrays = {name: x for name, x in vars(call).items() if isinstance(x, jax.Array)}
+    arrays = {
+        name: x for name, x in vars(call).items() if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
+    }
     run = lambda arrays, params: attend(dataclasses.replace(call, **arrays), params)
     return jax.sharding.auto_axes(run, out_sharding=where)(arrays, params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from xformer.attention.engine.relative_tiles import RelativeTiles
 from xformer.attention.engine.tile_plan import TileGroup
 
 Array = jax.Array
-LOWEST = -1e30  # below any score, above the mask constants that callers put in a bias; finite, so that no NaN arises
+HIDDEN = -math.inf  # the score of a hidden pair: below any bias, which is a number like any other
 
 
 class Chunk(NamedTuple):
@@ -68,7 +69,14 @@ class QueryTiles:
         self.einsum = functools.partial(jnp.einsum, precision=settings.precision)
         self.queries = merge_heads(inputs.query)
         blocks = lambda x: x.reshape(x.shape[0], -1, self.kv_block, *x.shape[2:])
-        self.key, self.value = blocks(inputs.key), blocks(inputs.value)
+        # Zero times NaN is NaN, so products with weights of zero would show a NaN or infinity that is hidden. Zeros stand
+        # in for such keys and values, and the NaN that shows them to whoever sees them is added to the scores, which
+        # are masked by selection.
+        finite = jnp.isfinite(inputs.key).all(-1, keepdims=True) & jnp.isfinite(inputs.value).all(-1, keepdims=True)
+        self.key, self.value = (
+            blocks(jnp.where(finite, x, jnp.zeros((), x.dtype))) for x in (inputs.key, inputs.value)
+        )
+        self.key_marks = blocks(marks(finite, self.dtype))
         # Mesh axes that anything here varies over, within `jax.shard_map`.
         self.axes = mesh_axes.axes_of(inputs, controls)
         self.tables, self.slopes = Tables(), None
@@ -200,12 +208,20 @@ class QueryTiles:
         """Where the tiles' distances start in the tables; see `RelativeTiles`."""
         return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
 
-    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> Array:
+    def scores(
+        self, query: Array, key: Array, chunk: Chunk, products: Array | None, query_marks: Array | None = None
+    ) -> Array:
         """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys.
 
-        `products`: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
+        Args:
+          query, key: `[n, m, head_dim]` and `[n, keys, head_dim]`, finite; see `marks`.
+          chunk: which keys these are.
+          products: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
+          query_marks: `[n, m, 1]`; None where the query is as the caller gave it.
         """
-        scores = self.einsum("nmd,nsd->nms", query, key)
+        scores = self.einsum("nmd,nsd->nms", query, key) + jnp.swapaxes(self.keys(self.key_marks, chunk), 1, 2)
+        if query_marks is not None:
+            scores = scores + query_marks
         bias, allowed = self.inputs.bias, self._allowed(chunk)
         if self.relative is None and bias is None and allowed is None:
             return scores
@@ -220,7 +236,7 @@ class QueryTiles:
             bias = gather.take_pairs(bias, chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block)
             scores = scores + bias.astype(self.dtype)
         if allowed is not None:
-            scores = jnp.where(allowed, scores, LOWEST)
+            scores = jnp.where(allowed, scores, jnp.asarray(HIDDEN, self.dtype))
         return self.flat(scores)
 
     def _allowed(self, chunk: Chunk) -> Array | None:
@@ -267,6 +283,11 @@ class QueryTiles:
         scale = keep.astype(self.dtype) / (1.0 - rate)
         whole = (self.batch, self.kv_heads, self.groups, self.q_block, num_keys)
         return self.flat(jnp.broadcast_to(scale, whole))
+
+
+def marks(finite: Array, dtype: Any) -> Array:
+    """What is added to the scores of a key or a query: NaN where it was not finite and zeros stand for it, else 0."""
+    return jnp.where(finite, jnp.zeros((), dtype), jnp.full((), jnp.nan, dtype))
 
 
 def merge_heads(x: Array) -> Array:

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from xformer.attention.kernels.tile_lists import Lists
 
 Array = jax.Array
-LOWEST = -1e30  # as in xformer.attention.engine.query_tile: below any score, and finite
+LOWEST = -1e30  # below any score, and finite: kernels read no bias
 LOG2_E = math.log2(math.e)
 
 
