@@ -21,6 +21,7 @@ from xformer.models import EncoderClassifier
 from xformer.schema import ConfigError, Parameter
 from xformer.train import TrainConfig, Trainer, optimizers
 from xformer.train.parallel import make_layout
+from xformer.train.settings import check_batch_size, direction
 
 T = TypeVar("T")
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -71,10 +72,13 @@ class Experiment:
 
         Raises:
           DataMissing: the data is not there and can't be made; the message says how to get it.
+          ConfigError: the user's own files are at fault, or the batch is far larger than the training split.
         """
         # The user's own files are read here; what is wrong with them is a wrong `task` section.
         _construct("task", self.config.to_dict(), lambda: self.task.prepare(data_dir, progress=progress))
         data = self.task.open(data_dir)
+        check = lambda: check_batch_size(self.train, data.num_examples("train"))
+        _construct("train", self.config.to_dict(), check)
         sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
         return Trainer(
             model_fn=self.model_fn(**sizes),
@@ -115,11 +119,16 @@ def build(config: Mapping | ConfigDict) -> Experiment:
       ConfigError: one line that names the key, what it got and what it takes.
     """
     checked = resolve(config)
+    task = _construct("task", checked, lambda: tasks.build(checked["task"]))
+    # The metric's own direction, so that the config of a run says it.
+    select = lambda: direction(TrainConfig(**checked["train"]), task.better)
+    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)])
+    checked["train"]["select_mode"] = _construct("train", checked, select)
     experiment = Experiment(
         name=checked["name"],
         seed=checked["seed"],
         attention=_construct("attention", checked, lambda: attention.build(checked["attention"])),
-        task=_construct("task", checked, lambda: tasks.build(checked["task"])),
+        task=task,
         train=_construct("train", checked, lambda: TrainConfig(**checked["train"])),
         **_optimizer(checked),
         model_args=checked["model"],
@@ -215,8 +224,7 @@ def _check_together(experiment: Experiment) -> None:
         )
     outputs = _construct("model", config, lambda: trace(experiment))
     batch = {"targets": jax.ShapeDtypeStruct((1,), jnp.int32), "weights": jax.ShapeDtypeStruct((1,), jnp.float32)}
-    metrics = sorted(jax.eval_shape(experiment.task.metrics, outputs, batch))
-    schema.check("train.select_metric", experiment.train.select_metric, Literal[tuple(metrics)])
+    jax.eval_shape(experiment.task.metrics, outputs, batch)
 
 
 @functools.cache  # a comparison builds the same base many times

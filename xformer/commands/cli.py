@@ -15,7 +15,15 @@ from typing import NoReturn
 from xformer.commands import hosts
 from xformer.schema import ConfigError, nearest
 from xformer.tasks import DataMissing
-from xformer.train import CheckpointError, Diverged, Interrupted, ProcessLost, WorkdirBusy, WorkdirMismatch
+from xformer.train import (
+    CheckpointError,
+    Diverged,
+    Interrupted,
+    OutOfMemory,
+    ProcessLost,
+    WorkdirBusy,
+    WorkdirMismatch,
+)
 
 FINISHED, FAILED, WRONG_ARGUMENTS, RESUMABLE = 0, 1, 2, 75
 
@@ -25,7 +33,9 @@ class CommandFailed(RuntimeError):
 
 
 # OSError: a full or read-only disk.
-FORESEEN = (DataMissing, Diverged, CheckpointError, ProcessLost, WorkdirBusy, OSError, CommandFailed)
+FORESEEN = (
+    DataMissing, Diverged, CheckpointError, OutOfMemory, ProcessLost, WorkdirBusy, OSError, CommandFailed, MemoryError
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
