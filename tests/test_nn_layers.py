@@ -17,6 +17,7 @@ from xformer.nn import (
     TokenEmbedding,
     masked_mean,
 )
+from xformer.nn.norm import LayerNorm
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 7, 12, 4
 
@@ -146,3 +147,36 @@ def test_masked_mean_counts_real_tokens_only():
     np.testing.assert_allclose(masked_mean(x, MASK)[1], x[1, :4].mean(0), atol=1e-6)
     np.testing.assert_allclose(masked_mean(x, None), x.mean(1), atol=1e-6)
     np.testing.assert_array_equal(masked_mean(x, mask)[1], 0)
+
+
+def test_layer_norm_keeps_a_small_variance_about_a_large_mean():
+    x = jnp.array([1449, 1449.25, 1449.5, 1449.75])
+    expected = np.array([-1.342, -0.447, 0.447, 1.342])
+    norm = LayerNorm(4, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(norm(x), expected, atol=1e-3)
+    np.testing.assert_allclose(jax.jit(norm)(x), expected, atol=1e-3)
+    gradient = jax.grad(lambda x: jnp.sum(norm(x) * jnp.arange(4.0)))(x)
+    exact = jax.grad(lambda x: jnp.sum((x - x.mean()) / jnp.sqrt(x.var() + 1e-6) * jnp.arange(4.0)))(x - 1449)
+    np.testing.assert_allclose(gradient, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [jnp.array([-1, -100, 257, 2**31 - 1]), np.array([-1, 2**32 + 1, -(2**40) + 3, 2**63 - 1])],
+    ids=["32", "64"],
+)
+def test_every_id_out_of_range_is_nan_and_moves_no_gradient(wrong):
+    embed = TokenEmbedding(257, 4, rngs=nnx.Rngs(0))
+    assert np.isnan(embed(wrong)).all()
+    right = np.isfinite(embed(np.array([0, 256], wrong.dtype)))
+    assert right.all()
+    graph, state = nnx.split(embed)
+    gradient = jax.grad(lambda state: jnp.nansum(nnx.merge(graph, state)(wrong)))(state)
+    assert not np.any(jax.tree.leaves(gradient)[0])
+
+
+def test_ids_that_are_no_integers_are_refused():
+    embed = TokenEmbedding(257, 4, rngs=nnx.Rngs(0))
+    for wrong in (jnp.array([0.7]), np.array([True])):
+        with pytest.raises(ValueError, match="tokens must be integer ids, got dtype"):
+            embed(wrong)

@@ -156,3 +156,41 @@ def test_inputs_are_the_models_arguments():
     arguments = ListOps().inputs(batch)
     assert set(arguments) == {"inputs", "mask"}
     assert arguments["mask"].sum(axis=1).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1])
+def test_a_target_that_is_no_class_is_refused_or_nan(wrong):
+    task = ListOps("listops_128")
+    batch = {"targets": jnp.array([1, wrong]), "weights": jnp.ones(2)}
+    logits = jnp.zeros((2, 3))
+    with pytest.raises(ValueError, match=f"targets must be from 0 to 2, got {wrong}"):
+        task.metrics(logits, batch)
+    for value, _ in jax.jit(task.metrics)(logits, batch).values():
+        assert np.isnan(value)
+    filler = batch | {"weights": jnp.array([1.0, 0.0])}
+    for value, _ in (jax.jit(task.metrics)(logits, filler) | task.metrics(logits, filler)).values():
+        assert np.isfinite(value)
+
+
+def test_targets_that_are_no_integers_are_refused():
+    for dtype in (jnp.float32, bool):
+        with pytest.raises(ValueError, match="targets must be integers from 0 to 2, got dtype"):
+            ListOps().metrics(jnp.zeros((1, 3)), {"targets": jnp.ones(1, dtype), "weights": jnp.ones(1)})
+
+
+@pytest.mark.parametrize("wrong", [[0.7, 2.9], [float("nan")], [True, False], [-1], [2**31], [10**30], ["a"]], ids=str)
+def test_labels_that_are_no_whole_numbers_of_32_bits_are_refused(wrong):
+    with pytest.raises(ValueError, match="a label must be") as error:
+        Ragged.from_lists([[1]] * len(wrong), wrong, np.uint8)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [-1, 256, 2**32 + 1, 1.5])
+def test_ids_that_do_not_fit_are_refused(wrong):
+    with pytest.raises(ValueError, match="a token id must be"):
+        Ragged.from_lists([[1, wrong]], [0], np.uint8)
+
+
+def test_a_label_without_a_class_is_refused():
+    with pytest.raises(ValueError, match=r"label 2 of the train split is not in 0\.\.1"):
+        store.Corpus({"train": Ragged.from_lists([[1]], [2], np.uint8)}, vocab.Bytes(), ["a", "b"], {})

@@ -85,9 +85,39 @@ def test_best_and_last_are_kept_and_the_result_says_which(finished):
 
 
 def test_select_by_least_loss(tmp_path):
-    result = make_trainer(tmp_path, select_metric="loss", select_mode="min", eval_every=1).fit()
+    result = make_trainer(tmp_path, select_metric="loss", eval_every=1).fit()
     losses = [row["loss"] for row in rows(tmp_path, "validation")]
     assert result["best_step"] == 1 + int(np.argmin(losses)) and result["eval"]["loss"] == min(losses)
+
+
+def test_a_falling_loss_keeps_the_last(tmp_path):
+    """The issue's own run: validation losses that fall from evaluation to evaluation."""
+
+    class TrainingData(FakeData):
+        """Every split is the training split."""
+
+        def arrays(self, split):
+            return super().arrays("train")
+
+    data = TrainingData(sizes=dict.fromkeys(SIZES, 40))
+    settings = {"select_metric": "loss", "eval_every": 5, "num_steps": 20}
+    result = make_trainer(tmp_path, data=data, dropout_rate=0.0, **settings).fit()
+    losses = [row["loss"] for row in rows(tmp_path, "validation")]
+    assert losses == sorted(losses, reverse=True) and len(losses) == 4
+    assert result["best_step"] == 20 and result["eval"]["loss"] == losses[-1]
+    assert result["select_metric"] == "loss" and result["better"] == {"accuracy": "max", "loss": "min"}
+
+
+def test_a_direction_against_the_metric_s_own_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="select_mode must be 'min' for loss, or None, got 'max'"):
+        make_trainer(tmp_path, select_metric="loss", select_mode="max").fit()
+
+
+def test_a_batch_far_larger_than_the_split_is_refused(tmp_path):
+    message = "batch_size must be at most 4 times the 40 training examples, got 3,000,000"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tmp_path, batch_size=3_000_000).fit()
+    assert not list(tmp_path.iterdir())
 
 
 def test_restored_model_predicts_what_was_evaluated(finished):

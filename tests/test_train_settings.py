@@ -21,7 +21,7 @@ from xformer.train import workdir as folders
         ({"stop_at_step": -5}, "stop_at_step must be a positive 32-bit integer, got -5"),
         ({"parallel": "pjit"}, "parallel must be one of jit, pmap, got 'pjit'"),
         ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, got 'float16'"),
-        ({"select_mode": "best"}, "select_mode must be one of max, min, got 'best'"),
+        ({"select_mode": "best"}, "select_mode must be one of max, min, None, got 'best'"),
         ({"accumulate": 3}, "accumulate must divide batch_size, got 3 micro-batches of 8 examples"),
         ({"mesh": {"model": 2}}, "mesh takes the axes data, fsdp, tensor, sequence, got 'model'"),
         ({"mesh": {"data": 0}}, "mesh: the size of data must be a positive integer or -1, got 0"),

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,7 @@ class FakeTask:
     """Two classes; the loss of an example that holds token `poison` is infinite."""
 
     poison: int = -1
+    better: ClassVar[dict[str, str]] = {"accuracy": "max", "loss": "min"}
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         return {"inputs": batch["inputs"], "mask": batch["inputs"] > 0}

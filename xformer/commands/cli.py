@@ -16,7 +16,15 @@ from xformer.commands import hosts
 from xformer.extras import MissingExtra, explain
 from xformer.schema import ConfigError, nearest
 from xformer.tasks import DataMissing
-from xformer.train import CheckpointError, Diverged, Interrupted, ProcessLost, WorkdirBusy, WorkdirMismatch
+from xformer.train import (
+    CheckpointError,
+    Diverged,
+    Interrupted,
+    OutOfMemory,
+    ProcessLost,
+    WorkdirBusy,
+    WorkdirMismatch,
+)
 
 FINISHED, FAILED, WRONG_ARGUMENTS, RESUMABLE = 0, 1, 2, 75
 
@@ -26,7 +34,10 @@ class CommandFailed(RuntimeError):
 
 
 # OSError: a full or read-only disk.
-FORESEEN = (DataMissing, MissingExtra, Diverged, CheckpointError, ProcessLost, WorkdirBusy, OSError, CommandFailed)
+FORESEEN = (
+    DataMissing, MissingExtra, Diverged, CheckpointError, OutOfMemory, ProcessLost, WorkdirBusy, OSError, CommandFailed,
+    MemoryError,
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):

@@ -37,9 +37,17 @@ class TokenEmbedding(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, tokens: Array) -> Array:
-        """Maps integer ids `[..., length]` in [0, vocab_size) to `[..., length, width]`; an id outside to NaN."""
-        scale = self.table.shape[1] ** 0.5
-        return jnp.take(self.table[...], tokens, axis=0, mode="fill").astype(self.dtype) * scale
+        """Maps integer ids `[..., length]` in [0, vocab_size) to `[..., length, width]`; an id outside to NaN.
+
+        Raises ValueError for ids that are no integers.
+        """
+        vocab_size, width = self.table.shape
+        if not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(f"tokens must be integer ids, got dtype {tokens.dtype}")
+        if isinstance(tokens, np.ndarray):  # JAX would cut off the upper half of 64 bits
+            tokens = np.where((tokens < 0) | (tokens >= vocab_size), vocab_size, tokens).astype(np.int32)
+        rows = self.table[...].at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        return rows.astype(self.dtype) * width**0.5
 
 
 class LearnedPositions(nnx.Module):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any, ClassVar
 
 from xformer.tasks import checks, reading
-from xformer.tasks.splits import hash_split
+from xformer.tasks.splits import hash_split, normal
 from xformer.tasks.text import Source, Texts, TextTask, digest
+
+logger = logging.getLogger(__name__)
+
+_READING = "2"  # what the same files are read as; another number where that changes, so that they are read anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +21,8 @@ class Documents(TextTask):
     """Documents with a label from files: `.jsonl` or `.csv` / `.tsv` with two fields, or a folder `LABEL/*.txt`.
 
     path: the documents to train on. A split without a file of its own is cut from them by a hash of the text, so equal
-    texts stay in one split: `validation_share` and `test_share` of each class. Labels are strings or ints; class 0 is
-    the first in order (of number if all are whole numbers, else of characters).
+    texts stay in one split: `validation_share` and `test_share` of each class. Labels are strings or ints, white space
+    around them left out; class 0 is the first in order (of number if all are whole numbers, else of characters).
     """
 
     name: ClassVar[str] = "documents"
@@ -45,7 +50,12 @@ class Documents(TextTask):
         return {split: Path(path).expanduser() for split, path in paths.items() if path}
 
     def _source(self, data_dir: str | Path | None) -> Source:
-        parts: list[bytes | str] = [self.text_field, self.label_field, str((self.validation_share, self.test_share))]
+        parts: list[bytes | str] = [
+            _READING,
+            self.text_field,
+            self.label_field,
+            str((self.validation_share, self.test_share)),
+        ]
         for split, path in self._paths.items():
             for file in reading.files(path):
                 name = file.relative_to(path).as_posix() if path.is_dir() else path.suffix
@@ -53,18 +63,24 @@ class Documents(TextTask):
         return Source(", ".join(str(path) for path in self._paths.values()), digest(*parts), self._read)
 
     def _read(self) -> Texts:
+        for path in self._paths.values():
+            if others := reading.left_out(path):
+                logger.warning(
+                    "documents: %d files in %s are not LABEL/*.txt and are left out, first %s",
+                    len(others), path, others[0],
+                )  # fmt: skip
         found = {split: reading.read(path, self.text_field, self.label_field) for split, path in self._paths.items()}
         class_names = _ordered({label for _, _, label in found["train"]})
         if len(class_names) < 2:
             raise ValueError(f"documents: {self.path} has one class only, {class_names[0]!r}; two or more are needed")
         facts: dict[str, Any] = {}
-        train_texts = {text for _, text, _ in found["train"]}
+        train_texts = {normal(text) for _, text, _ in found["train"]}
         for split in found.keys() - {"train"}:
             for place, _, label in found[split]:
                 if label not in class_names:
                     known = ", ".join(class_names[:20])
                     raise ValueError(f"documents: {place}: label {label!r} is not in the training documents ({known})")
-            facts[f"{split}_texts_in_train"] = sum(text in train_texts for _, text, _ in found[split])
+            facts[f"{split}_texts_in_train"] = sum(normal(text) in train_texts for _, text, _ in found[split])
 
         shares = {"validation": self.validation_share, "test": self.test_share}
         to_cut = {split: share for split, share in shares.items() if split not in found}

@@ -20,6 +20,11 @@ class Task(abc.ABC):
     """Classification of token sequences. A task is a value: its fields are checked when it is made, no file read."""
 
     @property
+    def better(self) -> Mapping[str, str]:
+        """Whether less ("min") or more ("max") is better, by metric: a run keeps the best checkpoint by it."""
+        return {"accuracy": "max", "loss": "min"}
+
+    @property
     @abc.abstractmethod
     def length(self) -> int:
         """Length in tokens of the model's inputs: the `max_len` of the opened data, known before there is any."""
@@ -44,12 +49,23 @@ class Task(abc.ABC):
 
         outputs: logits [batch, num_classes]; batch: `targets` int32 [batch], `weights` float32 [batch], 0 for fillers.
         The metric of a whole data set is the sum of the sums over the sum of the weights; a filler adds nothing, even
-        if its logits are not finite.
+        if its logits are not finite. A target that is no class makes both sums NaN where it can't be refused.
+
+        Raises ValueError for targets that are no integers and, outside of jit, for a target that is no class.
         """
         targets, weights = batch["targets"], batch["weights"].astype(jnp.float32)
+        num_classes = outputs.shape[-1]
+        if not jnp.issubdtype(targets.dtype, jnp.integer):
+            raise ValueError(f"targets must be integers from 0 to {num_classes - 1}, got dtype {targets.dtype}")
+        outside = (targets < 0) | (targets >= num_classes)
+        wrong = outside & (weights > 0)
+        if not isinstance(wrong, jax.core.Tracer) and bool(wrong.any()):
+            raise ValueError(f"targets must be from 0 to {num_classes - 1}, got {int(targets[wrong][0])}")
+        targets = jnp.where(outside, 0, targets)  # a negative index would count from the end
         # Not only the loss: the gradient of a logit that isn't finite would be no zero.
         logits = jnp.where(weights[:, None] > 0, outputs.astype(jnp.float32), 0)
         loss = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[:, None], axis=-1)[:, 0]
         correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
+        loss, correct = (jnp.where(wrong, jnp.nan, values) for values in (loss, correct))
         total = weights.sum()
         return {"loss": ((loss * weights).sum(), total), "accuracy": ((correct * weights).sum(), total)}

@@ -28,11 +28,14 @@ class Ragged:
     def from_lists(
         cls, sequences: Iterable[Sequence[int] | np.ndarray], labels: Iterable[int], dtype: npt.DTypeLike
     ) -> Ragged:
-        """From one sequence of ids an example."""
-        arrays = [np.asarray(sequence, dtype) for sequence in sequences]
+        """From one sequence of ids an example.
+
+        Raises ValueError for an id or a label that is no whole number, below 0 or too large for its dtype.
+        """
+        arrays = [_whole("token id", np.asarray(sequence), dtype) for sequence in sequences]
         offsets = np.concatenate([[0], np.cumsum([array.size for array in arrays], dtype=np.int64)])
         tokens = np.concatenate([np.empty(0, dtype), *arrays])
-        return cls(tokens, offsets, np.fromiter(labels, np.int32))
+        return cls(tokens, offsets, _whole("label", np.asarray(list(labels)), np.int32))
 
     def __len__(self) -> int:
         return self.labels.size
@@ -76,3 +79,16 @@ class Ragged:
         """Maps the files that `save` wrote into memory, read-only."""
         fields = [field.name for field in dataclasses.fields(cls)]
         return cls(*(np.load(directory / f"{split}.{name}.npy", mmap_mode="r") for name in fields))
+
+
+def _whole(what: str, values: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
+    """The values in an integer dtype that holds each of them as it is: nothing is cut off, nothing wraps around."""
+    if not values.size:
+        return values.astype(dtype)
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"a {what} must be a whole number that fits {np.dtype(dtype)}, got {values.flat[0]!r}")
+    largest = np.iinfo(dtype).max
+    wrong = values[(values < 0) | (values > largest)]
+    if wrong.size:
+        raise ValueError(f"a {what} must be from 0 to {largest}, got {wrong[0]}")
+    return values.astype(dtype)

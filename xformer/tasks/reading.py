@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import functools
 import json
-import sys
+import os
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from xformer.tasks import tables
 
 Document = tuple[str, str, str]
 """Place (file and line, for messages), text, label."""
@@ -16,27 +18,24 @@ Document = tuple[str, str, str]
 
 def files(path: Path) -> list[Path]:
     """The files of a data set, in order. Raises ValueError if nothing is there."""
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise ValueError(f"path: got {str(path)!r}, takes a file or folder that is there")
-    return sorted(
-        file
-        for file in path.glob("*/**/*.txt")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    )
+    return [file for file in _walk(path) if _is_document(path, file)] if _is_folder(path) else [path]
+
+
+def left_out(path: Path) -> list[Path]:
+    """The files in a folder that are no documents: not `LABEL/*.txt`; hidden ones are not counted."""
+    return [file for file in _walk(path) if not _is_document(path, file)] if _is_folder(path) else []
 
 
 def read(path: Path, text_field: str, label_field: str) -> list[Document]:
     """All documents. Raises ValueError, one line that names the place, for whatever can't be a labelled document."""
-    if path.is_dir():
+    if _is_folder(path):
         documents = list(_folder(path))
     else:
         readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
             ".jsonl": _json_lines,
             ".ndjson": _json_lines,
-            ".csv": _table,
-            ".tsv": _table,
+            ".csv": lambda path: tables.rows(path, decode(path), ",", (text_field, label_field)),
+            ".tsv": lambda path: tables.rows(path, decode(path), "\t", (text_field, label_field)),
         }
         if path.suffix.lower() not in readers:
             raise ValueError(f"documents: {path} must end in {', '.join(readers)} or be a folder LABEL/*.txt")
@@ -51,47 +50,89 @@ def read(path: Path, text_field: str, label_field: str) -> list[Document]:
     return documents
 
 
+def decode(path: Path) -> str:
+    """The text of a file, without a byte order mark. Raises ValueError where it is not UTF-8, or no text at all."""
+    content = path.read_bytes()
+    line = lambda index: content.count(b"\n", 0, index) + 1
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"documents: {path} line {line(error.start)} is not UTF-8 (byte {error.start})") from None
+    if (index := content.find(b"\0")) >= 0:
+        raise ValueError(f"documents: {path} line {line(index)} holds a zero byte; takes UTF-8 text")
+    return text
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        if path.is_dir():
+            return True
+        if path.is_file():
+            return False
+    except (OSError, ValueError):  # a name that no file can have
+        pass
+    raise ValueError(f"path: got {str(path)!r}, takes a file or folder that is there")
+
+
+def _is_document(folder: Path, file: Path) -> bool:
+    return file.suffix.lower() == ".txt" and file.parent != folder
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    """The files below a folder in order, hidden ones left out, links followed."""
+
+    def visit(folder: str, above: tuple[str, ...]) -> Iterator[Path]:
+        real = os.path.realpath(folder)
+        if real in above:
+            raise ValueError(f"documents: {folder} is a link to a folder that it lies in")
+        for name in sorted(os.listdir(folder)):
+            entry = os.path.join(folder, name)
+            if name.startswith("."):
+                continue
+            if os.path.isdir(entry):
+                yield from visit(entry, (*above, real))
+            elif os.path.isfile(entry):
+                yield Path(entry)
+            else:
+                raise ValueError(f"documents: {entry} is a link to nothing, or no file")
+
+    return visit(str(path), ())
+
+
 def _folder(path: Path) -> Iterator[Document]:
     for file in files(path):
-        text = _decode(file)
+        text = decode(file)
         if not text.strip():
             raise ValueError(f"documents: {file} is empty")
-        yield str(file), text, file.relative_to(path).parts[0]
+        yield str(file), text, clean_label(str(file), "folder", file.relative_to(path).parts[0])
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(_decode(path).split("\n"), start=1):
+    for number, line in enumerate(decode(path).split("\n"), start=1):
         if not line.strip():
             continue
+        place = f"documents: {path} line {number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=functools.partial(_object, place))
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"documents: {path} line {number} is no JSON: {error.msg} at column {error.colno}"
-            ) from None
+            raise ValueError(f"{place} is no JSON: {error.msg} at column {error.colno}") from None
         except RecursionError:
-            raise ValueError(f"documents: {path} line {number} is no JSON object, but nested too deep") from None
+            raise ValueError(f"{place} is no JSON object, but nested too deep") from None
+        except ValueError as error:
+            message = str(error)
+            raise ValueError(message if message.startswith(place) else f"{place}: {message}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"documents: {path} line {number} must be a JSON object, got {line.strip()[:40]!r}")
+            raise ValueError(f"{place} must be a JSON object, got {line.strip()[:40]!r}")
         yield number, row
 
 
-def _table(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    before = csv.field_size_limit(sys.maxsize)  # its default, 131,072 characters, is shorter than a long document
-    try:
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-        reader = csv.DictReader(io.StringIO(_decode(path), newline=""), delimiter=delimiter, strict=True)
-        for row in reader:
-            if None in row or None in row.values():
-                columns = len(reader.fieldnames or ())
-                raise ValueError(
-                    f"documents: {path} line {reader.line_num} doesn't have the {columns} columns of line 1"
-                )
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise ValueError(f"documents: {path} line {reader.line_num} is no {path.suffix[1:].upper()}: {error}") from None
-    finally:
-        csv.field_size_limit(before)
+def _object(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in row:
+            raise ValueError(f"{place} has the field {key!r} twice")
+        row[key] = value
+    return row
 
 
 def _text(place: str, row: dict[str, Any], field: str) -> str:
@@ -104,22 +145,21 @@ def _text(place: str, row: dict[str, Any], field: str) -> str:
 
 
 def _label(place: str, row: dict[str, Any], field: str) -> str:
-    label = _field(place, row, field)
-    if not isinstance(label, str | int) or label == "" or not str(label).isprintable():
-        raise ValueError(
-            f"documents: {place}: field {field!r} must be a label (int or printable string), got {label!r:.40}"
-        )
-    return str(label)
+    return clean_label(place, f"field {field!r}", _field(place, row, field))
+
+
+def clean_label(place: str, what: str, label: Any) -> str:
+    """A label as a string: white space around it is no part of it, and characters that look alike are one (NFC).
+
+    Raises ValueError for a label that is neither an int nor a string, is empty, or can't be printed.
+    """
+    cleaned = unicodedata.normalize("NFC", str(label).strip())
+    if isinstance(label, bool) or not isinstance(label, str | int) or not cleaned or not cleaned.isprintable():
+        raise ValueError(f"documents: {place}: {what} must be a label (int or printable string), got {label!r:.40}")
+    return cleaned
 
 
 def _field(place: str, row: dict[str, Any], field: str) -> Any:
     if field not in row:
         raise ValueError(f"documents: {place} has no field {field!r}; it has {', '.join(map(repr, row)) or 'none'}")
     return row[field]
-
-
-def _decode(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"documents: {path} is not UTF-8 (byte {error.start})") from None

@@ -11,14 +11,14 @@ def hash_split(texts: Sequence[str], labels: Sequence[str], shares: Mapping[str,
     """Indices of the examples in each split of `shares` and in `train`, which is the rest, in the order of their hash.
 
     Every class gives each split its share, rounded, and at least one text if it has enough. Copies of a text stay
-    together, in the class of the first, so no text is in two splits.
+    together, in the class of the first, so no text is in two splits; `normal` says what a copy is.
     """
     copies: dict[str, list[int]] = defaultdict(list)
     for index, text in enumerate(texts):
-        copies[text].append(index)
+        copies[normal(text)].append(index)
     classes: dict[str, list[tuple[bytes, list[int]]]] = defaultdict(list)
-    for text, indices in copies.items():
-        classes[labels[indices[0]]].append((_digest(text), indices))
+    for indices in copies.values():
+        classes[labels[indices[0]]].append((min(_digest(texts[index]) for index in indices), indices))
 
     ranked: dict[str, list[tuple[bytes, list[int]]]] = {"train": [], **{split: [] for split in shares}}
     for groups in classes.values():
@@ -31,6 +31,11 @@ def hash_split(texts: Sequence[str], labels: Sequence[str], shares: Mapping[str,
             start = stop
         ranked["train"] += groups[start:]
     return {split: [index for _, indices in sorted(groups) for index in indices] for split, groups in ranked.items()}
+
+
+def normal(text: str) -> str:
+    """What copies of a text have in common: it without white space at its ends, any other as one space."""
+    return " ".join(text.split())
 
 
 def _digest(text: str) -> bytes:

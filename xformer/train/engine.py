@@ -162,24 +162,32 @@ class Engine:
         )
 
     def evaluate(
-        self, variables: tuple[Any, Any], data: Data, split: str, check: Callable[[], None] = lambda: None
+        self,
+        variables: tuple[Any, Any],
+        data: Data,
+        split: str,
+        watch: Callable[[int, int], None] = lambda done, total: None,
     ) -> dict[str, float]:
         """Metrics of a split: sums over all its examples, each once, then one division; `examples` and `tokens` exact.
 
         Args:
           variables: the params and rest of a train state.
-          check: called between batches; may raise to end the evaluation.
+          watch: called before each batch with the examples evaluated so far and all of the split's; may raise to end
+            the evaluation.
 
         Raises:
           ValueError: the split has no examples.
         """
-        size = self._train.eval_batch_size or self._train.batch_size
+        total = data.num_examples(split)
+        # Not more than there are: fillers cost as much as examples. One size for both splits, for one compilation.
+        largest = max(total, *(data.num_examples(other) for other in ("validation", "test")))
+        size = min(self._train.eval_batch_size or self._train.batch_size, max(largest, self.layout.batch_shards))
         index, count = self.layout.data_shard(self.layout.batch_shards)
         size = max(size // count, 1)
         batches = data.batches(split, size, seed=0, shuffle=False, epochs=1, shard_index=index, shard_count=count)
         totals, waiting = Totals(), []
-        for batch in batches:
-            check()
+        for number, batch in enumerate(batches):
+            watch(min(number * size * count, total), total)
             waiting.append(self.eval_step(variables, self.layout.put(self.layout.pad(batch))))
             if len(waiting) > 2:
                 totals.add(jax.device_get(waiting.pop(0)))

@@ -28,6 +28,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint can't be written, or none is there to be read."""
 
 
+class OutOfMemory(RuntimeError):
+    """A step does not fit the memory of a device."""
+
+
 class ProcessLost(RuntimeError):
     """A run over many processes can't go on, most likely because one of them is gone."""
 

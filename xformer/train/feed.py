@@ -6,8 +6,10 @@ import base64
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
+
+CHECK_EVERY = 0.2  # seconds
 
 
 class Batches(Protocol):
@@ -25,16 +27,21 @@ class Batches(Protocol):
 class Feed:
     """Reads `batches` ahead of the training loop.
 
+    While `next` waits for a batch, it calls `check` several times a second; what `check` raises ends it.
+
     Attributes:
       state: where the iterator is after the batches handed out so far, read-ahead not counted; JSON can hold it.
       waited: seconds that `next` has waited for data.
     """
 
-    def __init__(self, batches: Batches, state: Any = None, ahead: int = 2) -> None:
+    def __init__(
+        self, batches: Batches, state: Any = None, ahead: int = 2, check: Callable[[], None] = lambda: None
+    ) -> None:
         if state is not None:
             batches.set_state(_decode(state))
         self.state = state if state is not None else _encode(batches.get_state())
         self.waited = 0.0
+        self.check = check
         self._batches = batches
         self._queue: queue.Queue[tuple[Any, Any]] = queue.Queue(ahead)
         self._closed = threading.Event()
@@ -53,7 +60,12 @@ class Feed:
     def __next__(self) -> dict[str, Any]:
         """The next batch; whatever reading it raised is raised here."""
         start = time.perf_counter()
-        batch, state = self._queue.get()
+        while True:
+            try:
+                batch, state = self._queue.get(timeout=CHECK_EVERY)
+                break
+            except queue.Empty:
+                self.check()
         self.waited += time.perf_counter() - start
         if isinstance(batch, BaseException):
             raise batch
@@ -61,9 +73,9 @@ class Feed:
         return batch
 
     def close(self) -> None:
-        """Ends the thread; one that reads for more than five seconds is left behind."""
+        """Ends the thread; one that reads for more than a second is left behind."""
         self._closed.set()
-        deadline = time.perf_counter() + 5
+        deadline = time.perf_counter() + 1
         while self._thread.is_alive() and time.perf_counter() < deadline:
             try:
                 self._queue.get(timeout=0.01)

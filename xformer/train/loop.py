@@ -33,7 +33,10 @@ UNDER_WAY = 2
 
 
 class Loop:
-    """One process's pass through a run; `position` is kept up to date."""
+    """One process's pass through a run; `position` is kept up to date.
+
+    `mode` says whether less ("min") or more ("max") of the metric to select by is better.
+    """
 
     def __init__(
         self,
@@ -46,10 +49,12 @@ class Loop:
         interruption: Interruption,
         feed: Feed,
         position: Position,
+        mode: str,
     ) -> None:
         self._engine, self._data, self._train, self._checkpoints = engine, data, train, checkpoints
         self._writer, self._progress, self._interruption, self._feed = writer, progress, interruption, feed
-        self.position = position
+        self.position, self._mode = position, mode
+        feed.check = self.check
         self._started = self._saved = position.step
         self._dispatched = position.step
         self._under_way: collections.deque[tuple[int, Any]] = collections.deque()
@@ -75,7 +80,13 @@ class Loop:
             raise self._interrupted(f"{self._interruption.requested} came")
 
     def _step(self, state: TrainState) -> TrainState:
-        batch = next(self._feed)
+        try:
+            batch = next(self._feed)
+        except Interrupted as interrupted:  # from `check`: the batch takes long
+            self._collect(0)
+            if self.position.step > self._saved:
+                self._save(state)
+            raise self._interrupted(f"{self._interruption.requested} came") from interrupted
         if self._dispatched == self._started:
             self._measure(batch)
         compiling = self._engine.train_step.seconds
@@ -167,14 +178,15 @@ class Loop:
     def _evaluate(self, state: TrainState) -> bool:
         """Evaluates the validation split; whether it is the best so far."""
         train, position = self._train, self.position
-        metrics = self._engine.evaluate((state.params, state.rest), self._data, "validation", self.check)
+        watch = self._progress.watch("validation", self.check)
+        metrics = self._engine.evaluate((state.params, state.rest), self._data, "validation", watch)
         bad = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
             raise self._diverged(position.step, f"validation {bad[0]}", in_training=False)
         self._row("validation", metrics)
         position.evaluated = True
         value, best = metrics[train.select_metric], position.best
-        sign = 1 if train.select_mode == "max" else -1
+        sign = 1 if self._mode == "max" else -1
         better = best is None or sign * value > sign * best["value"]
         if better:
             position.best = {"step": position.step, "value": value, "metrics": metrics}

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class MetricsWriter:
     """Appends rows to `workdir/metrics.jsonl` and, if tensorboardX is installed, to event files in `workdir`.
 
-    Rows after `step`, where the run goes on, are dropped, and so is a half-written last row.
+    Rows after `step`, where the run goes on, are dropped, and so are damaged ones, such as a half-written last row.
     """
 
     def __init__(self, workdir: Path, step: int) -> None:
@@ -55,16 +55,20 @@ class MetricsWriter:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file, up to the first damaged one; none if there is no file."""
+    """The rows of a metrics file; none if there is no file. Damaged ones are left out, which a warning says."""
     rows: list[dict[str, Any]] = []
-    if not path.exists():
-        return rows
-    for line in path.read_bytes().split(b"\n")[:-1]:
+    damaged = []
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
-            logger.warning("%s: row %d is damaged; it and what follows is dropped", path, len(rows) + 1)
-            break
+            row = None
+        if isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("split"), str):
+            rows.append(row)
+        else:
+            damaged.append(number)
+    if damaged:
+        logger.warning("%s: damaged rows are left out: %s", path, ", ".join(map(str, damaged)))
     return rows
 
 

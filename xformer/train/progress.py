@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
+
+EVALUATION_EVERY = 10.0  # seconds between lines in a log
 
 
 class Progress:
@@ -33,6 +36,23 @@ class Progress:
             parts += [f"{scaled(flops / seconds)}FLOP/s"] if flops else []
             parts += [f"{clock((self._num_steps - step) * seconds)} left"]
         self._show(", ".join(parts))
+
+    def watch(self, split: str, check: Callable[[], None] = lambda: None) -> Callable[[int, int], None]:
+        """A function of the examples evaluated so far and of all: calls `check`, and shows now and then how far it is.
+
+        Raises whatever `check` raises.
+        """
+        shown = time.monotonic()
+
+        def report(done: int, total: int) -> None:
+            nonlocal shown
+            check()
+            now = time.monotonic()
+            if now - shown > (0.5 if self._live else EVALUATION_EVERY):
+                shown = now
+                self._show(f"{self._name}: evaluated {done:,} of {total:,} examples of the {split} split")
+
+        return report
 
     def say(self, message: str) -> None:
         """A line that stays."""

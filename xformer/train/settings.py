@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 AXES = ("data", "fsdp", "tensor", "sequence")
+# How often a batch may hold each training example: a little, so that the smallest data sets work; far more is a mistake
+# that would only fill the memory.
+MOST_REPEATS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,7 @@ class TrainConfig:
       stop_at_step: end here as an interruption would (saved, resumable), schedules untouched. None: run to the end.
       accumulate: micro-batches that an optimizer step is cut into, to save memory; sums first, one division after.
       select_metric: the validation metric that decides which checkpoint is the best.
-      select_mode: whether more ("max") or less ("min") of it is better.
+      select_mode: whether more ("max") or less ("min") of it is better; None: as the task says of it.
 
     Raises:
       ValueError: a value out of range; the message names the key.
@@ -45,7 +48,7 @@ class TrainConfig:
     stop_at_step: int | None = None
     accumulate: int = 1
     select_metric: str = "accuracy"
-    select_mode: Literal["max", "min"] = "max"
+    select_mode: Literal["max", "min"] | None = None
 
     def __post_init__(self) -> None:
         optional = {"eval_batch_size", "stop_at_step"}
@@ -56,10 +59,10 @@ class TrainConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
                 raise ValueError(f"{name} must be a positive 32-bit integer, got {value!r}")
-        choices = {"parallel": ("jit", "pmap"), "dtype": ("float32", "bfloat16"), "select_mode": ("max", "min")}
+        choices = {"parallel": ("jit", "pmap"), "dtype": ("float32", "bfloat16"), "select_mode": ("max", "min", None)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"accumulate must divide batch_size, got {self.accumulate} micro-batches of {self.batch_size} examples"
@@ -78,3 +81,29 @@ class TrainConfig:
                 )
         if sum(size == -1 for size in self.mesh.values()) > 1:
             raise ValueError(f"mesh: at most one axis can be -1 (all devices left), got {dict(self.mesh)}")
+
+
+def direction(train: TrainConfig, better: Mapping[str, str]) -> str:
+    """Whether less ("min") or more ("max") of the metric to select by is better.
+
+    Args:
+      better: "min" or "max" by metric, as the task says.
+
+    Raises:
+      ValueError: the task has no such metric, or `select_mode` says the opposite.
+    """
+    if train.select_metric not in better:
+        raise ValueError(f"select_metric must be one of {', '.join(better)}, got {train.select_metric!r}")
+    found = better[train.select_metric]
+    if train.select_mode not in (None, found):
+        raise ValueError(f"select_mode must be {found!r} for {train.select_metric}, or None, got {train.select_mode!r}")
+    return found
+
+
+def check_batch_size(train: TrainConfig, num_examples: int) -> None:
+    """Raises ValueError for a batch that would hold each training example more than `MOST_REPEATS` times."""
+    if train.batch_size > MOST_REPEATS * num_examples:
+        raise ValueError(
+            f"batch_size must be at most {MOST_REPEATS} times the {num_examples:,} training examples, "
+            f"got {train.batch_size:,}"
+        )

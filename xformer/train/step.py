@@ -20,7 +20,14 @@ COUNTS = ("examples", "tokens")
 
 
 class Task(Protocol):
-    """What a step needs of a task."""
+    """What a run needs of a task.
+
+    Attributes:
+      better: whether less ("min") or more ("max") is better, by metric.
+    """
+
+    @property
+    def better(self) -> Mapping[str, str]: ...
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """The model's keyword arguments; `mask` (bool, True at tokens) is what tokens are counted by."""

@@ -19,14 +19,14 @@ from xformer.train import data_record, parallel
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import Checkpoints, barrier, choose
 from xformer.train.engine import Data, Engine
-from xformer.train.errors import Diverged, ProcessLost
+from xformer.train.errors import Diverged, OutOfMemory, ProcessLost
 from xformer.train.feed import Feed
 from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
 from xformer.train.metrics import MetricsWriter
 from xformer.train.progress import Progress
 from xformer.train.run_state import Position
-from xformer.train.settings import TrainConfig
+from xformer.train.settings import TrainConfig, check_batch_size, direction
 from xformer.train.step import Task, num_params
 
 MEMORY = "peak memory is one device's arguments, results and temporaries of the compiled training step"
@@ -72,14 +72,16 @@ class Trainer:
           CheckpointError: a checkpoint could not be written.
           WorkdirBusy: another process is using the workdir.
           WorkdirMismatch: the workdir holds a run of another config, or one begun with other data.
+          OutOfMemory: a step does not fit the memory of a device.
           ProcessLost: another process of a run over many is gone.
-          ValueError: the mesh or the batch doesn't fit the devices.
+          ValueError: the mesh or the batch doesn't fit the devices, the batch is far larger than the training split, or
+            the task has no such metric to select by.
         """
         try:
             return self._fit()
         except jax.errors.JaxRuntimeError as error:
             if jax.process_count() == 1:
-                raise
+                raise out_of_memory(error, self.train) from error
             saved = Checkpoints(Path(self.workdir) / "checkpoints").steps()
             raise ProcessLost(
                 f"process {jax.process_index()} of {jax.process_count()} can't go on, most likely because another is "
@@ -90,6 +92,8 @@ class Trainer:
     def _fit(self) -> dict[str, Any]:
         main, workdir = jax.process_index() == 0, Path(self.workdir)
         parallel.make_layout(self.train)
+        mode = direction(self.train, self.task.better)
+        check_batch_size(self.train, self.data.num_examples("train"))
         with contextlib.ExitStack() as stack:
             if main:
                 stack.enter_context(folders.lock(workdir))
@@ -111,13 +115,15 @@ class Trainer:
             writer = closing(MetricsWriter(workdir, position.step)) if main else None
             feed = stack.enter_context(Feed(engine.train_batches(self.data, self.seed), data_state))
             progress.say(self._start_line(engine, position))
-            loop = Loop(engine, self.data, self.train, checkpoints, writer, progress, interruption, feed, position)
+            loop = Loop(
+                engine, self.data, self.train, checkpoints, writer, progress, interruption, feed, position, mode
+            )
             try:
                 loop.run(state)
             except Diverged as error:
                 progress.say(f"{error}; looking for where it starts")
                 raise self._explained(error, engine, checkpoints, interruption) from None
-            result = self._result(engine, checkpoints, position, loop.check)
+            result = self._result(engine, checkpoints, position, progress.watch("test", loop.check))
             if main:
                 folders.write_json(workdir / "result.json", result)
             return result
@@ -134,7 +140,12 @@ class Trainer:
         checkpoints = Checkpoints(Path(self.workdir) / "checkpoints")
         step = choose(checkpoints, which)
         engine = self._engine()
-        return engine.evaluate(restore_variables(engine, checkpoints, step), self.data, split)
+        with contextlib.closing(Progress(self.name, self.train.num_steps, quiet=jax.process_index() != 0)) as progress:
+            variables = restore_variables(engine, checkpoints, step)
+            try:
+                return engine.evaluate(variables, self.data, split, progress.watch(split))
+            except jax.errors.JaxRuntimeError as error:
+                raise out_of_memory(error, self.train) from error
 
     def _explained(
         self, error: Diverged, engine: Engine, checkpoints: Checkpoints, interruption: Interruption
@@ -163,11 +174,11 @@ class Trainer:
         )
 
     def _result(
-        self, engine: Engine, checkpoints: Checkpoints, position: Position, check: Callable[[], None]
+        self, engine: Engine, checkpoints: Checkpoints, position: Position, watch: Callable[[int, int], None]
     ) -> dict[str, Any]:
         assert position.best is not None  # the last step is always evaluated
         best = position.best["step"]
-        test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", check)
+        test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", watch)
         times = position.step_seconds or [position.seconds / position.step]
         return {
             "name": self.name,
@@ -182,6 +193,8 @@ class Trainer:
             "eval": position.best["metrics"],
             "test": test,
             "best_step": best,
+            "select_metric": self.train.select_metric,
+            "better": dict(self.task.better),
             "last_step": position.step,
             "batch_size": self.train.batch_size,
             "batch_size_per_device": self.train.batch_size // engine.layout.batch_shards,
@@ -208,6 +221,17 @@ def resume(engine: Engine, checkpoints: Checkpoints) -> tuple[Any, Position, Any
     position = Position.from_json(saved)
     position.check_best(checkpoints)
     return type(engine.abstract)(**arrays), position, checkpoints.data_state(step)
+
+
+def out_of_memory(error: jax.errors.JaxRuntimeError, train: TrainConfig) -> Exception:
+    """The error, or where it says that memory ran out, one that says what to do about it."""
+    message = " ".join(str(error).split())
+    if "RESOURCE_EXHAUSTED" not in message and "out of memory" not in message.lower():
+        return error
+    return OutOfMemory(
+        f"out of memory: {message[:200]}; train.batch_size is {train.batch_size}, eval_batch_size "
+        f"{train.eval_batch_size or train.batch_size}: smaller ones, or accumulate above {train.accumulate}, need less"
+    )
 
 
 def restore_variables(engine: Engine, checkpoints: Checkpoints, step: int) -> tuple[Any, Any]:
