@@ -9,7 +9,7 @@ import pytest
 
 from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
-from xformer.bench import measure
+from xformer.bench import attention_costs
 from xformer.commands import cli, compare, pictures
 from xformer.report import style
 from xformer.report.costs import CostRow
@@ -213,39 +213,39 @@ OPS = {"full": Full(), "pooled": Linformer(rank=8, max_len=16), "bigbird": BigBi
 
 
 def plan(**changes):
-    return dataclasses.replace(measure.Plan(OPS, "full", 2, 8, None, "float32", (16, 32), 16, 30.0), **changes)
+    return dataclasses.replace(attention_costs.Plan(OPS, "full", 2, 8, None, "float32", (16, 32), 16, 30.0), **changes)
 
 
 def test_costs_are_counted_for_all_lengths_and_measured_up_to_one(tmp_path):
-    rows = measure.cached(tmp_path / "costs.json", plan(), lambda line: None)
+    rows = attention_costs.cached(tmp_path / "costs.json", plan(), lambda line: None)
     assert [(row.length, row.variant) for row in rows] == [(n, name) for n in (16, 32) for name in OPS]
     for row in rows:
-        op = measure.at_length(OPS[row.variant], row.length)
+        op = attention_costs.at_length(OPS[row.variant], row.length)
         assert row.flops == op.cost(Shape(1, row.length, row.length, 2, 8)).flops > 0
         assert row.train_flops > 2 * row.flops
         measured = (row.time_ms, row.train_time_ms, row.memory_bytes)
         assert all(value > 0 for value in measured) if row.length <= 16 else all(map(math.isnan, measured))
-    again = measure.cached(tmp_path / "costs.json", plan(), lambda line: pytest.fail("measured again"))
+    again = attention_costs.cached(tmp_path / "costs.json", plan(), lambda line: pytest.fail("measured again"))
     assert [dataclasses.astuple(row)[:4] for row in again] == [dataclasses.astuple(row)[:4] for row in rows]
 
 
 def test_no_time_to_measure_is_said_and_flops_are_still_there():
-    rows = measure.measure(plan(seconds=0.0), lambda line: pytest.fail("measured"))
+    rows = attention_costs.measure(plan(seconds=0.0), lambda line: pytest.fail("measured"))
     assert all(row.flops > 0 and math.isnan(row.time_ms) for row in rows)
     assert {row.note for row in rows if row.length <= 16} == {"not measured: beyond the 0 s for measuring"}
 
 
 def test_what_a_variant_cannot_do_is_named():
-    row = measure.count("x", BigBird(), plan(num_heads=3, num_kv_heads=2), 16)
+    row = attention_costs.count("x", BigBird(), plan(num_heads=3, num_kv_heads=2), 16)
     assert isinstance(row, CostRow) and math.isnan(row.flops) and "num_kv_heads" in row.note
 
 
 def test_what_has_a_longest_input_is_built_for_the_length():
-    assert measure.at_length(Linformer(rank=8, max_len=16), 64) == Linformer(rank=8, max_len=64)
-    assert measure.at_length(Linformer(rank=8, max_len=16), 4) == Linformer(rank=8, max_len=16)
+    assert attention_costs.at_length(Linformer(rank=8, max_len=16), 64) == Linformer(rank=8, max_len=64)
+    assert attention_costs.at_length(Linformer(rank=8, max_len=16), 4) == Linformer(rank=8, max_len=16)
     op = Full(position=MusicRelative(max_len=16))
-    assert measure.at_length(op, 64) == Full(position=MusicRelative(max_len=64))
-    assert measure.at_length(Window(3, 3), 64) == Window(3, 3)
+    assert attention_costs.at_length(op, 64) == Full(position=MusicRelative(max_len=64))
+    assert attention_costs.at_length(Window(3, 3), 64) == Window(3, 3)
 
 
 # Patterns.

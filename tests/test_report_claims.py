@@ -252,7 +252,7 @@ def test_labels_of_a_crowded_panel_stay_inside_it(figures):
     assert speed.picture({"rows": rows})
     (ax,) = figures[0].axes
     heights = sorted(text.xyann[1] for text in ax.texts)  # in units of the axes
-    assert len(heights) == 11 and 0 < heights[0] and heights[-1] < 1
+    assert len(heights) == 11 and heights[0] > 0 and heights[-1] < 1
     points = 72 * ax.get_window_extent().height / figures[0].dpi
     assert min(high - low for low, high in itertools.pairwise(heights)) * points > 8  # the size of the letters
 

@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 from xformer import attention, report
 from xformer import config as configs
 from xformer import experiment as experiments
-from xformer.bench import measure
+from xformer.bench import attention_costs
 from xformer.commands import cli, hosts, inspect, pictures
 from xformer.report import results, summary
 from xformer.report.formatting import listed
@@ -245,7 +245,7 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
     ops = {run.variant: attention.build(experiments.as_json(run.config.attention)) for run in runs}
     model, options = config.base.model, config.report
     comparison = results.load(workdir)
-    plan = measure.Plan(
+    plan = attention_costs.Plan(
         ops={variant: ops[variant] for variant in comparison.variants},
         reference=comparison.reference,
         num_heads=model.num_heads,
@@ -258,7 +258,7 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
     )
     length = min(experiments.build(config.base).task.length, PATTERN_LENGTH)
     try:
-        rows = measure.cached(workdir / "costs.json", plan, cli.say)
+        rows = attention_costs.cached(workdir / "costs.json", plan, cli.say)
         return report.write(
             workdir,
             cost_rows=rows,
