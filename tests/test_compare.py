@@ -100,6 +100,18 @@ def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
     assert code == cli.WRONG_ARGUMENTS
     assert "base.train.num_steps: 4 there, 6 now" in err and len(err.splitlines()) == 1
 
+    # What a crash of the machine may leave: each is made again.
+    kept = json.loads((folders(tmp_path) / "full-0" / "result.json").read_text())
+    (folders(tmp_path) / "full-0" / "result.json").write_text('{"name": "cut')
+    (work / "costs.json").write_text("")
+    (work / "results.jsonl").write_text('5\n{"var')
+    code, out, err = run()
+    assert code == cli.FINISHED and "3 of 4 runs are finished already" in err, err
+    assert "result.json is damaged: it is made again from the run's last checkpoint" in err
+    assert "costs.json is damaged; the costs are measured again" in err
+    again = json.loads((folders(tmp_path) / "full-0" / "result.json").read_text())
+    assert again["test"] == kept["test"] and len((work / "results.jsonl").read_text().splitlines()) == 4
+
     code, out, err = run("--config.report.cost_lengths=(32,)", "--report_only")
     assert code == cli.FINISHED, "what is reported may change"
     assert (work / "costs.json").stat().st_mtime_ns != before
@@ -194,6 +206,29 @@ def test_the_workdir_of_a_single_run_is_refused(run, errors, tmp_path):
     assert code == cli.WRONG_ARGUMENTS and "holds no comparison" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("content", ["", '{"name": "ti', "5", '{"variants": 5}'])
+def test_a_damaged_config_is_refused_in_one_line(run, errors, tmp_path, content):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "config.json").write_text(content)
+    for more in ((), ("--report_only",)):
+        code, _, err = run(*more)
+        assert code == cli.WRONG_ARGUMENTS and len(err.splitlines()) == 1
+        assert "another comparison" in err if "variants" in content else "config.json is empty or damaged" in err
+    assert (tmp_path / "work" / "config.json").read_text() == content
+
+
+def test_a_report_that_is_interrupted_is_resumable_and_completed(run, errors, tmp_path, monkeypatch):
+    def stop(*given, **more):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compare.report, "write", stop)
+        code, _, err = run()
+    assert code == cli.RESUMABLE and "4 of 4 runs are finished, the report is not written" in err.splitlines()[-1]
+    code, _, err = run("--config.report.measure_up_to=0")
+    assert code == cli.FINISHED and (tmp_path / "work" / "report.html").exists()
+
+
 def test_far_more_parameters_are_said_before_training(run, errors):
     _, _, err = run("--config.variants.win-1_+.model.mlp_dim=64")
     assert "warning: win-1_+ has" in err and "from the prepared data" in err
@@ -227,6 +262,28 @@ def test_costs_are_counted_for_all_lengths_and_measured_up_to_one(tmp_path):
         assert all(value > 0 for value in measured) if row.length <= 16 else all(map(math.isnan, measured))
     again = attention_costs.cached(tmp_path / "costs.json", plan(), lambda line: pytest.fail("measured again"))
     assert [dataclasses.astuple(row)[:4] for row in again] == [dataclasses.astuple(row)[:4] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "5",
+        lambda text: json.dumps(json.loads(text) | {"rows": 5}),
+        lambda text: json.dumps(json.loads(text) | {"rows": [5]}),
+        lambda text: json.dumps(json.loads(text) | {"rows": [{"variant": "full"}]}),
+        lambda text: text.replace('"length": 16', '"length": "x"'),
+    ],
+)
+def test_damaged_costs_are_measured_again(tmp_path, damage):
+    path, short = tmp_path / "costs.json", plan(measure_up_to=0, lengths=(16,))
+    rows = attention_costs.cached(path, short, lambda line: None)
+    whole = path.read_text()
+    path.write_text(damage(whole))
+    said: list[str] = []
+    assert len(attention_costs.cached(path, short, said.append)) == len(rows)
+    assert said == [f"{path} is damaged; the costs are measured again"] and path.read_text() == whole
 
 
 def test_no_time_to_measure_is_said_and_flops_are_still_there():

@@ -56,7 +56,8 @@ class Planned:
 
     @property
     def result(self) -> dict | None:
-        return results.read_json(self.folder / "result.json")
+        """What the finished run found; None where it is not finished or its `result.json` is damaged."""
+        return results.read_result(self.folder)
 
 
 def command(argv: Sequence[str]) -> None:
@@ -119,7 +120,9 @@ def claim(workdir: Path, config: ConfigDict) -> None:
     path = workdir / "config.json"
     given = json.loads(json.dumps(experiments.as_json(config)))
     if path.exists():
-        before = results.read_json(path) or {}
+        before = results.read_json(path)
+        if before is None:
+            raise WorkdirMismatch(f"{path} is empty or damaged; put it back as it was, or choose another workdir")
         if "variants" not in before:
             raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
         there, now = dict(summary.flatten(before)), dict(summary.flatten(given))
@@ -209,9 +212,12 @@ def train(runs: Sequence[Planned], data_dir: str | None) -> tuple[list[Planned],
 
 
 def train_one(run: Planned, data_dir: str | None) -> None:
-    """Trains one run to its end; what it leaves in memory is freed."""
+    """Trains one run to its end; what it leaves in memory is freed. A damaged `result.json` is made again."""
     if hosts.is_main():
         (run.folder / "failure.json").unlink(missing_ok=True)
+        if run.result is None and (damaged := run.folder / "result.json").exists():
+            cli.say(f"{damaged} is damaged: it is made again from the run's last checkpoint")
+            damaged.unlink()
     try:
         experiments.build(run.config).trainer(run.folder, data_dir, progress=cli.say).fit()
     finally:
