@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_kernels --out=gpu_kernels.json          # on a GPU: checks, then times
     python -m benchmarks.gpu_kernels --check_only --tiny             # anywhere: the checks, interpreted, on tiny shapes
 
-Times are medians of turns that the contenders take, compilation left out. Peers: those of `xformer.bench.contenders`,
+Times are medians of turns that the contenders take, compilation left out. Peers: those of `xformer.bench.peers`,
 cuDNN through `jax.nn.dot_product_attention` and, where PyTorch is installed with CUDA, its SDPA and its compiled
 FlexAttention with the same blocks. The JSON names the device and every version. Exit code 1 when a check fails; then
 nothing is timed.
@@ -26,7 +26,9 @@ import numpy as np
 
 from xformer.attention import ALiBi, Attention, BigBird, Full, Shape, Window
 from xformer.attention.kernels import interpreted
-from xformer.bench import contenders, side_by_side, timing
+from xformer.bench import benchmark, contender, machine, timing
+from xformer.bench.jax_contenders import ours, with_gradients
+from xformer.bench.peers import peers
 
 TOLERANCE = {"float32": 5e-3, "bfloat16": 3e-2}  # of the largest entry; float32 products may run in TF32 on a GPU
 
@@ -85,10 +87,10 @@ def check(case: Case) -> dict[str, Any]:
     op = dataclasses.replace(case.op, implementation=case.kernel)
     reference = dataclasses.replace(case.op, implementation="reference")
     with interpreted():
-        got = jax.jit(contenders.with_gradients(lambda q, k, v: op(q, k, v, mask=mask)))(*operands)
+        got = jax.jit(with_gradients(lambda q, k, v: op(q, k, v, mask=mask)))(*operands)
     exact = [x.astype(jnp.float32) for x in operands]
     with jax.default_matmul_precision("highest"):
-        want = jax.jit(contenders.with_gradients(lambda q, k, v: reference(q, k, v, mask=mask)))(*exact)
+        want = jax.jit(with_gradients(lambda q, k, v: reference(q, k, v, mask=mask)))(*exact)
     errors = {}
     for name, x, y in zip(("output", "query", "key", "value"), got, want, strict=True):
         x, y = (np.asarray(z, np.float64) for z in (x, y))
@@ -99,13 +101,13 @@ def check(case: Case) -> dict[str, Any]:
 def timed(op: Attention, length: int, heads: int, kernels: Sequence[str]) -> dict[str, Any]:
     """An op in bfloat16 with heads of 64, by every contender there is, in turn: figures, or why there are none."""
     result: dict[str, Any] = {}
-    rate = timing.gemm_rate("bfloat16")
+    rate = machine.gemm_rate("bfloat16")
     for backward in (False, True):
-        case = contenders.Case(op, Shape(1, length, length, heads, 64), "bfloat16", backward)
-        named = [contenders.ours(f"xformer {kernel}", kernel) for kernel in kernels]
-        ready, skipped = side_by_side.prepare([contenders.ours(), *named, *contenders.peers(case)], case)
+        case = contender.Case(op, Shape(1, length, length, heads, 64), "bfloat16", backward)
+        named = [ours(f"xformer {kernel}", kernel) for kernel in kernels]
+        ready, skipped = benchmark.prepare([ours(), *named, *peers(case)], case)
         result["forward_backward" if backward else "forward"] = {
-            **side_by_side.measure(ready, timing.Rounds(turn_seconds=0.1), rate),
+            **benchmark.measure(ready, timing.Rounds(turn_seconds=0.1), rate),
             **{name: {"skipped": reason} for name, reason in skipped.items()},
         }
     return result
@@ -119,7 +121,7 @@ def main() -> int:
     parser.add_argument("--check_only", action="store_true", help="time nothing")
     options = parser.parse_args()
     device = jax.devices()[0]
-    result: dict[str, Any] = {"machine": timing.machine()}
+    result: dict[str, Any] = {"machine": machine.describe()}
     result["checks"] = []
     for case in cases(options.tiny):
         result["checks"].append(check(case))

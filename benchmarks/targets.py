@@ -5,7 +5,7 @@
     python -m benchmarks.targets --extra=FILE.py              # with contenders of one's own
 
 Writes benchmarks/results/cpu_targets.json, keeping the rows that are not measured anew. FILE.py defines
-`contenders(case)`, which gives a list of `xformer.bench.contenders.Contender`.
+`contenders(case)`, which gives a list of `xformer.bench.contender.Contender`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from typing import Any, Literal
 
 from benchmarks import train_steps
 from xformer.attention import BigBird, Full, Linformer, Shape, Shaw
-from xformer.bench import side_by_side, timing
-from xformer.bench.contenders import Case, Extra, has_torch, load_extra, ours, peers
+from xformer.bench import benchmark, machine, timing
+from xformer.bench.contender import Case
+from xformer.bench.jax_contenders import ours
+from xformer.bench.peers import Extra, has_torch, load_extra, peers
 from xformer.report import formatting
 
 OUT = Path(__file__).parent / "results" / "cpu_targets.json"
@@ -61,12 +63,12 @@ class Calls:
 
     def measure(self, extra: Extra | None, gemm_rate: float) -> Figures:
         (first, case), *others = self.cases
-        found = [side_by_side.prepare([ours(first), *([] if self.alone else peers(case, extra))], case)]
-        found += [side_by_side.prepare([ours(name)], case) for name, case in others]
+        found = [benchmark.prepare([ours(first), *([] if self.alone else peers(case, extra))], case)]
+        found += [benchmark.prepare([ours(name)], case) for name, case in others]
         for name, reason in [line for _, skipped in found for line in skipped.items()]:
             say(f"  {name}: {reason}")
         ready = {name: one for some, _ in found for name, one in some.items()}
-        return side_by_side.measure(ready, self.rounds, gemm_rate)
+        return benchmark.measure(ready, self.rounds, gemm_rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,12 +219,12 @@ def main() -> int:
     rows = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in names:
         say(f"measuring {name}")
-        rate = timing.gemm_rate()
+        rate = machine.gemm_rate()
         figures = ROWS[name].measure(extra, rate)
         targets = [target.check(figures) for target in ROWS[name].targets]
         rows[name] = {
             "figures": figures, "targets": targets, "gemm_flops_per_second": rate, "dtype": "float32",
-            "machine": timing.machine(),
+            "machine": machine.describe(),
         }  # fmt: skip
         print(table(name, rows[name]), flush=True)
         options.out.parent.mkdir(parents=True, exist_ok=True)

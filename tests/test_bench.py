@@ -13,25 +13,27 @@ import pytest
 from benchmarks import targets, train_steps
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Linformer, Shape, Window
-from xformer.bench import case, contenders, side_by_side, timing
-from xformer.bench.contenders import Case, Contender, Ready
+from xformer.bench import benchmark, inputs, jax_contenders, machine, memory, peers, timing
+from xformer.bench.contender import Case, Contender, Ready
 from xformer.bench.timing import Call, Rounds
 from xformer.commands import bench, cli
 from xformer.report import speed
 
 SIZES = ["--heads=2", "--head_dim=8", "--block_size=8", "--rank=8", "--rounds=1"]
 FAKE = """
-from xformer.bench.contenders import Contender, heads_first, arrays, compiled
+from xformer.bench.contender import Contender
+from xformer.bench.inputs import arrays
+from xformer.bench.jax_contenders import compiled, textbook
 import functools
 def contenders(case):
-    run = functools.partial(heads_first, causal=case.op.causal)
-    return [Contender("fake", lambda case: compiled(run, arrays(case, True), case, first=True))]
+    run = functools.partial(textbook, causal=case.op.causal)
+    return [Contender("fake", lambda case: compiled(run, arrays(case, True), case, heads_first=True))]
 """
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(timing, "gemm_rate", lambda dtype="float32": 1e11)
+    monkeypatch.setattr(machine, "gemm_rate", lambda dtype="float32": 1e11)
     monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
 
 
@@ -134,27 +136,27 @@ def test_a_wrong_flag_is_one_line(flag, says, capsys):
 def test_an_extra_file_must_define_contenders(tmp_path):
     (path := tmp_path / "extra.py").write_text("x = 1\n")
     with pytest.raises(ValueError, match=r"takes a file that defines contenders\(case\)"):
-        contenders.load_extra(path)
+        peers.load_extra(path)
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "both"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_the_peers_of_jax_compute_the_same(causal, backward):
     case = Case(Full(causal=causal), Shape(2, 24, 24, 2, 8), backward=backward)
-    ready, skipped = side_by_side.prepare([contenders.ours(), *contenders.jax_peers(case)], case)
+    ready, skipped = benchmark.prepare([jax_contenders.ours(), *jax_contenders.jax_peers(case)], case)
     assert list(ready) == ["xformer", "jax.nn", "jax einsum"] and not skipped
     assert len({one.flops for one in list(ready.values())[1:]}) == 1
-    assert not list(contenders.jax_peers(Case(Full(position=ALiBi()), case.shape)))
+    assert not list(jax_contenders.jax_peers(Case(Full(position=ALiBi()), case.shape)))
 
 
 def test_a_table_of_blocks_is_the_pattern():
     op = BigBird(block_size=8, num_random_blocks=2)
-    found = case.block_table(op, 128, 4)
+    found = inputs.block_table(op, 128, 4)
     assert found is not None
     table, block = found
     np.testing.assert_array_equal(table.repeat(block, 1).repeat(block, 2), op.pattern(128, 128, 4))
     for other, length in ((BigBird(block_size=8, causal=True), 128), (op, 100), (Full(), 128), (Linformer(), 128)):
-        assert case.block_table(other, length, 4) is None
+        assert inputs.block_table(other, length, 4) is None
 
 
 def test_calls_take_turns():
@@ -170,10 +172,10 @@ def test_quartiles():
     assert timing.quartiles([7.0]) == (7.0, 7.0, 7.0)
 
 
-@pytest.mark.skipif(not timing.CLEAR.exists(), reason="needs Linux")
+@pytest.mark.skipif(not memory.CLEAR.exists(), reason="needs Linux")
 def test_extra_memory_is_what_a_call_takes_besides_what_is_held():
     held = np.ones(2**23)
-    taken = timing.extra_memory(Call(lambda: float((held + 1).sum())))
+    taken = memory.extra_memory(Call(lambda: float((held + 1).sum())))
     assert 0.9 * held.nbytes < taken < 1.3 * held.nbytes
 
 
@@ -256,8 +258,8 @@ def test_a_contender_that_fails_is_named_with_its_reason():
         return Ready(Call(lambda: 0), 1.0, results=lambda given: [np.zeros((1, 16, 2, 8))])
 
     case = Case(Full(), Shape(1, 16, 16, 2, 8))
-    found = [contenders.ours(), Contender("lazy", refuse), Contender("other", different)]
-    ready, skipped = side_by_side.prepare(found, case)
+    found = [jax_contenders.ours(), Contender("lazy", refuse), Contender("other", different)]
+    ready, skipped = benchmark.prepare(found, case)
     assert list(ready) == ["xformer"] and skipped["lazy"] == "not on Sundays"
     assert "computes something else" in skipped["other"]
 

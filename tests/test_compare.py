@@ -9,7 +9,7 @@ import pytest
 
 from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
-from xformer.bench import measure
+from xformer.bench import attention_costs
 from xformer.commands import cli, compare, pictures
 from xformer.report import style
 from xformer.report.costs import CostRow
@@ -99,6 +99,18 @@ def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
     code, out, err = run("--config.base.train.num_steps=6")
     assert code == cli.WRONG_ARGUMENTS
     assert "base.train.num_steps: 4 there, 6 now" in err and len(err.splitlines()) == 1
+
+    # What a crash of the machine may leave: each is made again.
+    kept = json.loads((folders(tmp_path) / "full-0" / "result.json").read_text())
+    (folders(tmp_path) / "full-0" / "result.json").write_text('{"name": "cut')
+    (work / "costs.json").write_text("")
+    (work / "results.jsonl").write_text('5\n{"var')
+    code, out, err = run()
+    assert code == cli.FINISHED and "3 of 4 runs are finished already" in err, err
+    assert "result.json is damaged: it is made again from the run's last checkpoint" in err
+    assert "costs.json is damaged; the costs are measured again" in err
+    again = json.loads((folders(tmp_path) / "full-0" / "result.json").read_text())
+    assert again["test"] == kept["test"] and len((work / "results.jsonl").read_text().splitlines()) == 4
 
     code, out, err = run("--config.report.cost_lengths=(32,)", "--report_only")
     assert code == cli.FINISHED, "what is reported may change"
@@ -194,6 +206,29 @@ def test_the_workdir_of_a_single_run_is_refused(run, errors, tmp_path):
     assert code == cli.WRONG_ARGUMENTS and "holds no comparison" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("content", ["", '{"name": "ti', "5", '{"variants": 5}'])
+def test_a_damaged_config_is_refused_in_one_line(run, errors, tmp_path, content):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "config.json").write_text(content)
+    for more in ((), ("--report_only",)):
+        code, _, err = run(*more)
+        assert code == cli.WRONG_ARGUMENTS and len(err.splitlines()) == 1
+        assert "another comparison" in err if "variants" in content else "config.json is empty or damaged" in err
+    assert (tmp_path / "work" / "config.json").read_text() == content
+
+
+def test_a_report_that_is_interrupted_is_resumable_and_completed(run, errors, tmp_path, monkeypatch):
+    def stop(*given, **more):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compare.report, "write", stop)
+        code, _, err = run()
+    assert code == cli.RESUMABLE and "4 of 4 runs are finished, the report is not written" in err.splitlines()[-1]
+    code, _, err = run("--config.report.measure_up_to=0")
+    assert code == cli.FINISHED and (tmp_path / "work" / "report.html").exists()
+
+
 def test_far_more_parameters_are_said_before_training(run, errors):
     _, _, err = run("--config.variants.win-1_+.model.mlp_dim=64")
     assert "warning: win-1_+ has" in err and "from the prepared data" in err
@@ -213,39 +248,61 @@ OPS = {"full": Full(), "pooled": Linformer(rank=8, max_len=16), "bigbird": BigBi
 
 
 def plan(**changes):
-    return dataclasses.replace(measure.Plan(OPS, "full", 2, 8, None, "float32", (16, 32), 16, 30.0), **changes)
+    return dataclasses.replace(attention_costs.Plan(OPS, "full", 2, 8, None, "float32", (16, 32), 16, 30.0), **changes)
 
 
 def test_costs_are_counted_for_all_lengths_and_measured_up_to_one(tmp_path):
-    rows = measure.cached(tmp_path / "costs.json", plan(), lambda line: None)
+    rows = attention_costs.cached(tmp_path / "costs.json", plan(), lambda line: None)
     assert [(row.length, row.variant) for row in rows] == [(n, name) for n in (16, 32) for name in OPS]
     for row in rows:
-        op = measure.at_length(OPS[row.variant], row.length)
+        op = attention_costs.at_length(OPS[row.variant], row.length)
         assert row.flops == op.cost(Shape(1, row.length, row.length, 2, 8)).flops > 0
         assert row.train_flops > 2 * row.flops
         measured = (row.time_ms, row.train_time_ms, row.memory_bytes)
         assert all(value > 0 for value in measured) if row.length <= 16 else all(map(math.isnan, measured))
-    again = measure.cached(tmp_path / "costs.json", plan(), lambda line: pytest.fail("measured again"))
+    again = attention_costs.cached(tmp_path / "costs.json", plan(), lambda line: pytest.fail("measured again"))
     assert [dataclasses.astuple(row)[:4] for row in again] == [dataclasses.astuple(row)[:4] for row in rows]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "5",
+        lambda text: json.dumps(json.loads(text) | {"rows": 5}),
+        lambda text: json.dumps(json.loads(text) | {"rows": [5]}),
+        lambda text: json.dumps(json.loads(text) | {"rows": [{"variant": "full"}]}),
+        lambda text: text.replace('"length": 16', '"length": "x"'),
+    ],
+)
+def test_damaged_costs_are_measured_again(tmp_path, damage):
+    path, short = tmp_path / "costs.json", plan(measure_up_to=0, lengths=(16,))
+    rows = attention_costs.cached(path, short, lambda line: None)
+    whole = path.read_text()
+    path.write_text(damage(whole))
+    said: list[str] = []
+    assert len(attention_costs.cached(path, short, said.append)) == len(rows)
+    assert said == [f"{path} is damaged; the costs are measured again"] and path.read_text() == whole
+
+
 def test_no_time_to_measure_is_said_and_flops_are_still_there():
-    rows = measure.measure(plan(seconds=0.0), lambda line: pytest.fail("measured"))
+    rows = attention_costs.measure(plan(seconds=0.0), lambda line: pytest.fail("measured"))
     assert all(row.flops > 0 and math.isnan(row.time_ms) for row in rows)
     assert {row.note for row in rows if row.length <= 16} == {"not measured: beyond the 0 s for measuring"}
 
 
 def test_what_a_variant_cannot_do_is_named():
-    row = measure.count("x", BigBird(), plan(num_heads=3, num_kv_heads=2), 16)
+    row = attention_costs.count("x", BigBird(), plan(num_heads=3, num_kv_heads=2), 16)
     assert isinstance(row, CostRow) and math.isnan(row.flops) and "num_kv_heads" in row.note
 
 
 def test_what_has_a_longest_input_is_built_for_the_length():
-    assert measure.at_length(Linformer(rank=8, max_len=16), 64) == Linformer(rank=8, max_len=64)
-    assert measure.at_length(Linformer(rank=8, max_len=16), 4) == Linformer(rank=8, max_len=16)
+    assert attention_costs.at_length(Linformer(rank=8, max_len=16), 64) == Linformer(rank=8, max_len=64)
+    assert attention_costs.at_length(Linformer(rank=8, max_len=16), 4) == Linformer(rank=8, max_len=16)
     op = Full(position=MusicRelative(max_len=16))
-    assert measure.at_length(op, 64) == Full(position=MusicRelative(max_len=64))
-    assert measure.at_length(Window(3, 3), 64) == Window(3, 3)
+    assert attention_costs.at_length(op, 64) == Full(position=MusicRelative(max_len=64))
+    assert attention_costs.at_length(Window(3, 3), 64) == Window(3, 3)
 
 
 # Patterns.

@@ -1,1 +1,1 @@
-"""Speed and memory, measured side by side: timing, contenders, and the costs that reports show."""
+"""Speed and memory of attention: what each variant costs at each length, and benchmarks against other packages."""

@@ -1,36 +1,21 @@
-"""Measuring calls side by side: times in turn, memory one by one, and what the machine at hand can do at most.
+"""Times of several calls, measured in turn.
 
-All contenders of a measurement run in one process and take turns, so that whatever else the machine does meets all of
-them alike. Compilation and first calls are never timed.
+All calls run in one process and take turns, so that whatever else the machine does slows all of them alike. Compilation
+and first calls are never timed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
-import importlib.metadata
 import math
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Hashable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
-
-from xformer.train import memory
 
 Key = TypeVar("Key", bound=Hashable)
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-PACKAGES = (
-    "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "flax",
-    "optax", "numpy", "torch", "transformers",
-)  # fmt: skip
-ENVIRONMENT = ("GLIBC_TUNABLES", "XLA_FLAGS", "OMP_NUM_THREADS")  # variables that decide how fast a program is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,113 +82,3 @@ def quartiles(seconds: list[float]) -> tuple[float, float, float]:
         return seconds[0], seconds[0], seconds[0]
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return low, middle, high
-
-
-def extra_memory(call: Call) -> float:
-    """Bytes that one call takes above what the process held before it, its results included; NaN where unknown.
-
-    On Linux the process's high-water mark is set back before the call and read after it. Memory that an allocator kept
-    from earlier calls hides some of what the call takes, so the figure is no less than what was planned; of a short
-    call it is the median of three tries.
-    """
-    if call.memory is not None:
-        return call.memory()
-    try:
-        started = time.perf_counter()
-        tries = [_high_water(call)]
-        if time.perf_counter() - started < 1:
-            tries += [_high_water(call), _high_water(call)]
-        return max(statistics.median(tries), call.planned)
-    except (OSError, AttributeError):
-        return math.nan
-
-
-def _high_water(call: Call) -> float:
-    gc.collect()
-    time.sleep(0.1)  # JAX frees in the background
-    memory.release()
-    CLEAR.write_text("5")
-    before = _status("VmRSS")
-    call()
-    return max(_status("VmHWM") - before, 0.0)
-
-
-def _status(field: str) -> float:
-    """A field of this process's memory statistics, in bytes."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return float(line.split()[1]) * 1024
-
-
-def available_memory() -> float:
-    """Bytes that a process can still take: of the device where that is known, else of the machine; NaN if unknown."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return float(stats["bytes_limit"] - stats["bytes_in_use"])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.nan
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def gemm(dtype: str = "float32") -> tuple[Call, int]:
-    """A square matrix product in JAX and its FLOPs: what calls are set against. 2,048 wide, 8,192 on an accelerator."""
-    size = 2048 if jax.default_backend() == "cpu" else 8192
-    left, right = (jax.random.normal(jax.random.key(seed), (size, size), dtype) for seed in (0, 1))
-    multiply = jax.jit(jnp.matmul)
-    return Call(lambda: multiply(left, right)), 2 * size**3
-
-
-def gemm_rate(dtype: str = "float32") -> float:
-    """FLOP/s of that product, the best of a few turns."""
-    call, flops = gemm(dtype)
-    call()
-    return flops / min(in_turn({"gemm": call}, Rounds(turn_seconds=0.2))["gemm"])
-
-
-def machine() -> dict[str, Any]:
-    """What numbers depend on besides the code: device, processor, cores, environment, versions, commit."""
-    device = jax.devices()[0]
-    return {
-        "device": device.device_kind,
-        "platform": device.platform,
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        "python": platform.python_version(),
-        "versions": versions(),
-        "commit": _commit(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that matter here, of those installed."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _commit() -> str | None:
-    """The commit of this code, with `+` where files differ from it; None outside a repository."""
-    root = Path(__file__).parent.parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None

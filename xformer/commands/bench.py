@@ -24,8 +24,8 @@ import jax
 
 from xformer import presets
 from xformer.attention import Attention, Shape, build
-from xformer.bench import contenders, side_by_side, timing
-from xformer.bench.contenders import Case, Contender, Ready
+from xformer.bench import benchmark, jax_contenders, machine, memory, peers, timing
+from xformer.bench.contender import Case, Contender, Ready
 from xformer.commands import cli
 from xformer.extras import MissingExtra
 from xformer.report import speed
@@ -52,7 +52,7 @@ class Plan:
     memory: float = math.inf
     call_seconds: float = math.inf
     rounds: timing.Rounds = timing.Rounds()  # noqa: RUF009
-    peers: Callable[[Case], Sequence[Contender]] = contenders.peers
+    peers: Callable[[Case], Sequence[Contender]] = peers.peers
 
     def op(self, variant: str, length: int) -> Attention:
         """The variant as it is built for this length.
@@ -72,10 +72,10 @@ class Plan:
         return dataclasses.replace(op, causal="causal" in variant.split("+"))
 
     def contenders(self, case: Case) -> Iterator[Contender]:
-        yield contenders.ours()
+        yield jax_contenders.ours()
         if jax.default_backend() == "gpu":
             for kernel in GPU_KERNELS:
-                yield contenders.ours(f"{speed.OURS} {kernel}", kernel)
+                yield jax_contenders.ours(f"{speed.OURS} {kernel}", kernel)
         yield from self.peers(case)
 
 
@@ -85,10 +85,10 @@ def measure(plan: Plan, say: Callable[[str], None], done: Callable[[dict[str, An
     Returns what the JSON holds: the machine, the sizes, and a row for each (variant, contender, length, mode), which
     has either figures or `skipped`, the reason.
     """
-    rate = timing.gemm_rate(plan.dtype)
+    rate = machine.gemm_rate(plan.dtype)
     rows: list[Row] = []
     sizes = {name: getattr(plan, name) for name in ("batch", "heads", "head_dim", "dtype", "block_size", "rank")}
-    result = {"machine": timing.machine(), **sizes, "gemm_flops_per_second": rate, "rows": rows}
+    result = {"machine": machine.describe(), **sizes, "gemm_flops_per_second": rate, "rows": rows}
     for length in sorted(plan.lengths):
         for mode in MODES:
             say(f"{length:,} tokens, {mode.replace('_', ' + ')}")
@@ -107,7 +107,7 @@ def _in_turn(
         try:
             case = Case(plan.op(variant, length), shape, plan.dtype, backward=mode == "forward_backward")
             check = functools.partial(_check, plan, [row for row in before if _is(row, variant, mode)])
-            found, skipped = side_by_side.prepare(plan.contenders(case), case, check)
+            found, skipped = benchmark.prepare(plan.contenders(case), case, check)
         except (ValueError, NotImplementedError) as error:
             found, skipped = {}, {speed.OURS: str(error)}
         ready |= {(variant, name): one for name, one in found.items()}
@@ -116,7 +116,7 @@ def _in_turn(
         for name, reason in skipped.items():
             rows[variant, name] |= {"skipped": reason}
             say(f"  {variant}, {name}: skipped, {reason}")
-    for key, figures in side_by_side.measure(ready, plan.rounds, rate).items():
+    for key, figures in benchmark.measure(ready, plan.rounds, rate).items():
         rows[key] |= figures
     return list(rows.values())
 
@@ -161,7 +161,7 @@ def parse(argv: Sequence[str]) -> tuple[Plan, Path]:
     if overrides:
         raise ConfigError(f"--config.{overrides[0]}: experiments.bench takes no config")
     rounds = _number("--rounds", args.rounds, int)
-    free = 0.75 * timing.available_memory()
+    free = 0.75 * memory.available_memory()
     plan = Plan(
         variants=_listed("--attention", args.attention),
         lengths=[_number("--lengths", length, int) for length in _listed("--lengths", args.lengths)],
@@ -187,12 +187,12 @@ def parse(argv: Sequence[str]) -> tuple[Plan, Path]:
 
 def _peers(args: argparse.Namespace) -> Callable[[Case], Sequence[Contender]]:
     try:
-        extra = contenders.load_extra(Path(args.extra)) if args.extra is not None else None
+        extra = peers.load_extra(Path(args.extra)) if args.extra is not None else None
     except ValueError as error:
         raise ConfigError(f"--extra: {error}") from None
     if args.peers == "none":
         return lambda case: list(extra(case)) if extra else []
-    return lambda case: contenders.peers(case, extra)
+    return lambda case: peers.peers(case, extra)
 
 
 def _listed(flag: str, value: str) -> list[str]:
@@ -218,7 +218,7 @@ def command(argv: Sequence[str]) -> None:
     plan, out = parse(argv)
     out.parent.mkdir(parents=True, exist_ok=True)
     say = lambda line: print(line, file=sys.stderr, flush=True)
-    if not contenders.has_torch():
+    if not peers.has_torch():
         say("PyTorch or Transformers is not installed: their peers are left out")
     try:
         result = measure(plan, say, lambda result: folders.write_json(out, result))

@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 from xformer import attention, extras, report
 from xformer import config as configs
 from xformer import experiment as experiments
-from xformer.bench import measure
+from xformer.bench import attention_costs
 from xformer.commands import cli, hosts, inspect, pictures
 from xformer.report import results, summary
 from xformer.report.formatting import listed
@@ -58,7 +58,8 @@ class Planned:
 
     @property
     def result(self) -> dict | None:
-        return results.read_json(self.folder / "result.json")
+        """What the finished run found; None where it is not finished or its `result.json` is damaged."""
+        return results.read_result(self.folder)
 
 
 def command(argv: Sequence[str]) -> None:
@@ -122,7 +123,9 @@ def claim(workdir: Path, config: ConfigDict) -> None:
     path = workdir / "config.json"
     given = json.loads(json.dumps(experiments.as_json(config)))
     if path.exists():
-        before = results.read_json(path) or {}
+        before = results.read_json(path)
+        if before is None:
+            raise WorkdirMismatch(f"{path} is empty or damaged; put it back as it was, or choose another workdir")
         if "variants" not in before:
             raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
         there, now = dict(summary.flatten(before)), dict(summary.flatten(given))
@@ -233,9 +236,12 @@ def train(
 
 
 def train_one(run: Planned, data_dir: str | None, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
-    """Trains one run to its end; what it leaves in memory is freed."""
+    """Trains one run to its end; what it leaves in memory is freed. A damaged `result.json` is made again."""
     if hosts.is_main():
         (run.folder / "failure.json").unlink(missing_ok=True)
+        if run.result is None and (damaged := run.folder / "result.json").exists():
+            cli.say(f"{damaged} is damaged: it is made again from the run's last checkpoint")
+            damaged.unlink()
     try:
         trainer = experiments.build(run.config).trainer(run.folder, data_dir, progress=cli.say)
         if changes := data_record.differences(fingerprints[repr(trainer.task)], trainer.data.fingerprint):
@@ -272,7 +278,7 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
     ops = {run.variant: attention.build(experiments.as_json(run.config.attention)) for run in runs}
     model, options = config.base.model, config.report
     comparison = results.load(workdir)
-    plan = measure.Plan(
+    plan = attention_costs.Plan(
         ops={variant: ops[variant] for variant in comparison.variants},
         reference=comparison.reference,
         num_heads=model.num_heads,
@@ -285,7 +291,7 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
     )
     length = min(experiments.build(config.base).task.length, PATTERN_LENGTH)
     try:
-        rows = measure.cached(workdir / "costs.json", plan, cli.say)
+        rows = attention_costs.cached(workdir / "costs.json", plan, cli.say)
         return report.write(
             workdir,
             cost_rows=rows,

@@ -1,6 +1,8 @@
 """Shapes, parameters and FLOPs of every layer of an experiment, and its attention pattern as a picture. Trains nothing.
 
-python -m experiments.inspect --config=configs/listops.py:bigbird [--out=pattern.png] [--depth=2]
+  python -m experiments.inspect --config=configs/listops.py:bigbird [--depth=2] [--out=pattern.png]
+
+Writes nothing without --out. Sizes come from the prepared data; without it they are assumed, and the output says so.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ from xformer.report import patterns, style
 from xformer.schema import ConfigError
 from xformer.train import step as steps
 
+ASSUMED = (
+    "all three are assumed, since the data is not prepared; parameters and FLOPs change with them. Training prepares "
+    "the data, and then the sizes are the data's own"
+)
 MAX_PICTURE = 2048  # positions on a side of the pattern that is computed
 
 
@@ -44,26 +50,38 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--config", required=True, help="path.py[:argument] or config.json; --config.key=value overrides"
     )
-    parser.add_argument("--out", default="pattern.png", help="where the picture of the pattern goes")
+    parser.add_argument("--out", help="a PNG file to draw the attention pattern in; without it nothing is written")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--depth", type=int, default=2, help="how deep into the modules the table goes")
     args, overrides = parser.parse(argv)
     if args.depth < 1:
         raise ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
-    out = Path(args.out)
-    parser.folder("--out", str(out.parent))
-    if out.is_dir():
-        raise ConfigError(f"--out: got {args.out!r}, takes the name of a picture, but this is a folder")
+    out = _picture_file(parser, args.out)
     experiment = build(override(read(args.config), overrides))
     sizes, source = data_sizes(experiment, args.data_dir)
     batch = batch_shapes(experiment, sizes["max_len"])
     print(f"{experiment.name}: {experiment.attention}")
     print(f"batch {experiment.train.batch_size} x {sizes['max_len']} tokens, computing in {experiment.train.dtype}")
-    print(f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes ({source})\n")
+    print(
+        f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes, at most {sizes['max_len']} tokens: "
+        f"{source}\n"
+    )
     print(table(layers(experiment, sizes, batch, args.depth)))
     print()
     print(totals(experiment, sizes, batch))
-    print(draw_pattern(experiment, sizes["max_len"], out))
+    if out is not None:
+        print(draw_pattern(experiment, sizes["max_len"], out))
+
+
+def _picture_file(parser: cli.Parser, given: str | None) -> Path | None:
+    """The file that --out names; ConfigError where no picture can be written there."""
+    if given is None:
+        return None
+    out = Path(given)
+    parser.folder("--out", str(out.parent))
+    if out.is_dir() or out.suffix != ".png":
+        raise ConfigError(f"--out: got {given!r}, takes a file that ends in .png")
+    return out
 
 
 def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, int], str]:
@@ -72,7 +90,7 @@ def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, 
         data = experiment.task.open(data_dir)
     except tasks.DataMissing:
         assumed = ASSUMED_SIZES | {"max_len": experiment.task.length}
-        return assumed, "assumed: the data is not prepared yet"
+        return assumed, ASSUMED
     sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
     return sizes, "from the prepared data"
 

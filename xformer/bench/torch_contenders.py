@@ -1,4 +1,4 @@
-"""The peers that need PyTorch and Transformers; imported only where those are installed."""
+"""Contenders that need PyTorch and Transformers; imported only where those are installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from xformer.attention import BigBird, Full, Shape
-from xformer.bench.case import Case, Contender, Ready, block_table, host_arrays
+from xformer.bench.contender import Case, Contender, Ready
+from xformer.bench.inputs import block_table, host_arrays
 from xformer.bench.timing import Call
 
 CUDA = torch.cuda.is_available()
@@ -129,7 +130,7 @@ def _ready(
 @functools.lru_cache(maxsize=1)
 def tensors(shape: Shape, dtype: str) -> tuple[torch.Tensor, ...]:
     """The inputs of all contenders, `[batch, num_heads, length, head_dim]`."""
-    found = host_arrays(Case(Full(), shape), first=True)
+    found = host_arrays(Case(Full(), shape), heads_first=True)
     return tuple(torch.tensor(x).to(DEVICE, getattr(torch, dtype)) for x in found)
 
 

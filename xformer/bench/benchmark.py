@@ -1,4 +1,4 @@
-"""Contenders checked against each other and measured in turn, in one process."""
+"""A benchmark of contenders: their results checked against each other, then time and memory measured in turn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from xformer.bench import timing
-from xformer.bench.case import Case, Contender, Ready
+from xformer.bench import memory, timing
+from xformer.bench.contender import Case, Contender, Ready
 from xformer.bench.timing import Key
 
 # Of the largest entry; on a GPU float32 products may run in TF32.
@@ -19,10 +19,16 @@ TOLERANCE = {"float32": 5e-3, "bfloat16": 3e-2, "float16": 1e-2}
 def prepare(
     found: Iterable[Contender], case: Case, check: Callable[[str, Ready], None] = lambda name, ready: None
 ) -> tuple[dict[str, Ready], dict[str, str]]:
-    """The contenders that can do the case, each called once, and by name the reason of each that can't.
+    """Sets contenders up for a case and calls each once.
 
-    `check` refuses a contender before its first call by raising NotImplementedError. One whose numbers are not those of
-    the first is left out too.
+    Args:
+      found: the contenders; results are checked against those of the first.
+      case: what they are to compute.
+      check: given a name and a contender that is set up, raises NotImplementedError to leave it out uncalled.
+
+    Returns:
+      The contenders that can do the case, and for each of the others the reason: it refuses the case, it failed, or it
+      computes something else.
     """
     ready: dict[str, Ready] = {}
     skipped: dict[str, str] = {}
@@ -59,7 +65,7 @@ def measure(ready: Mapping[Key, Ready], rounds: timing.Rounds, gemm_rate: float)
     figures: dict[Key, dict[str, Any]] = {}
     for name, seconds in timing.in_turn({name: one.call for name, one in ready.items()}, rounds).items():
         low, middle, high = timing.quartiles(seconds)
-        flops, memory = ready[name].flops, timing.extra_memory(ready[name].call)
+        flops, extra = ready[name].flops, memory.extra_memory(ready[name].call)
         figures[name] = {
             "seconds": middle,
             "quartiles": [low, high],
@@ -67,6 +73,6 @@ def measure(ready: Mapping[Key, Ready], rounds: timing.Rounds, gemm_rate: float)
             "flops": flops,
             "flops_per_second": flops / middle,
             "share_of_gemm": flops / middle / gemm_rate,
-            "extra_bytes": memory if math.isfinite(memory) else None,  # JSON knows no NaN
+            "extra_bytes": extra if math.isfinite(extra) else None,  # JSON knows no NaN
         }
     return figures

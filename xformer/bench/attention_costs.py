@@ -1,7 +1,7 @@
 """What the attention of each variant costs at each length: FLOPs counted for all, time and memory measured while short.
 
-Variants are measured side by side in one process, call by call in turn, so that whatever else the machine does meets
-all of them alike. Compilation is never timed.
+Variants are measured in one process and take turns, so that whatever else the machine does slows all of them alike.
+Compilation is never timed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from xformer import cost
 from xformer.attention import Attention, Shape
-from xformer.bench.contenders import with_gradients
+from xformer.bench.jax_contenders import with_gradients
 from xformer.bench.timing import Call, Rounds, in_turn
 from xformer.report import CostRow
 from xformer.train import workdir as folders
@@ -76,11 +76,18 @@ def device() -> str:
 
 
 def cached(path: Path, plan: Plan, say: Callable[[str], None]) -> list[CostRow]:
-    """The rows of the plan: from `path` if they were measured for this very plan, else measured and written there."""
+    """The rows of the plan: from `path` if they were measured for this very plan, else measured and written there.
+
+    A damaged file is said and measured again.
+    """
     key = json.loads(json.dumps(plan.key))
-    there = folders.read_json(path)
-    if there is not None and there.get("key") == key:
-        return [_row(row) for row in there["rows"]]
+    if path.exists():
+        try:
+            there = json.loads(path.read_text())
+            if there["key"] == key:
+                return [_row(row) for row in there["rows"]]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            say(f"{path} is damaged; the costs are measured again")
     rows = measure(plan, say)
     finite = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
     plain = [{name: finite(value) for name, value in dataclasses.asdict(row).items()} for row in rows]
@@ -89,12 +96,17 @@ def cached(path: Path, plan: Plan, say: Callable[[str], None]) -> list[CostRow]:
 
 
 def _row(values: Mapping[str, Any]) -> CostRow:
+    """A row as it was written; ValueError or TypeError where it can't be one."""
     known: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
-    return CostRow(**known)
+    row = CostRow(**known | {"uncounted": tuple(values.get("uncounted", ()))})
+    numbers = (row.length, row.flops, row.train_flops, row.time_ms, row.train_time_ms, row.memory_bytes)
+    if not all(isinstance(value, int | float) for value in numbers) or not isinstance(row.note, str):
+        raise ValueError(f"{values} is no row of costs")
+    return row
 
 
 def measure(plan: Plan, say: Callable[[str], None]) -> list[CostRow]:
-    """Counts every length; measures from the shortest on until `measure_up_to` or the time is over."""
+    """Counts every length, and measures from the shortest on, until `measure_up_to` is reached or the time is over."""
     started = time.perf_counter()
     rows: list[CostRow] = []
     expected = dict.fromkeys(plan.ops, 0.0)  # seconds that each variant will take at the next length
@@ -118,7 +130,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[CostRow]:
 
 
 def _fitting(expected: Mapping[str, float], seconds: float) -> set[str]:
-    """The first variants that fit into the time together: a slow one at the end must not keep the others out."""
+    """The variants, in their order, that take no more than `seconds` together."""
     ends = itertools.accumulate(expected.values())
     return {name for name, end in zip(expected, ends, strict=True) if end <= seconds}
 
@@ -145,8 +157,7 @@ def count(name: str, op: Attention, plan: Plan, length: int) -> CostRow:
         both = cost.count(gradient(op), *jax.eval_shape(lambda: arguments(op, plan, length)))
     except REFUSED as error:
         return CostRow(name, length, math.nan, note=" ".join(str(error).split()))
-    note = f"FLOPs leave out {', '.join(both.uncounted)}" if both.uncounted else ""
-    return CostRow(name, length, forward.flops, both.flops, note=note)
+    return CostRow(name, length, forward.flops, both.flops, uncounted=tuple(both.uncounted))
 
 
 def arguments(op: Attention, plan: Plan, length: int) -> tuple[Any, Any]:
