@@ -30,12 +30,11 @@ class Attention(AttentionCallable):
 
     Attributes:
       causal: queries attend to no later position.
-      implementation: None for the best one that supports the call (today "xla": the kernels have not been timed on
-        their platforms yet), "xla" for the tiled engine, "reference" for plain dense arithmetic (it also supports
-        forward-mode differentiation), "pallas" for the block-sparse kernels for GPUs, "splash" for JAX's kernel for
-        TPUs, "cudnn" for cuDNN's flash attention. A kernel that can't do a call or is not on its platform raises
-        NotImplementedError (`xformer.attention.kernels.interpreted` lets "pallas" and "splash" run on CPUs, right but
-        slow).
+      implementation: None for the best one that supports the call, "xla" for the tiled engine, "reference" for plain
+        dense arithmetic (it also supports forward-mode differentiation), "pallas" for the block-sparse kernels for
+        GPUs, "splash" for JAX's kernel for TPUs, "cudnn" for cuDNN's flash attention. A kernel that can't do a call or
+        is not on its platform raises NotImplementedError (`xformer.attention.kernels.interpreted` lets "pallas" and
+        "splash" run on CPUs, right but slow).
     """
 
     REFUSES: ClassVar[Mapping[str, str]] = {}  # name of an argument of the call -> why the variant cannot honour it
