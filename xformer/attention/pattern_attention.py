@@ -48,6 +48,10 @@ class PatternAttention(Attention):
         """The pattern for keys at `[0, kv_len)`; the causal cut comes on top, so most need not look at `causal`."""
         raise NotImplementedError
 
+    def sees_all(self, num_positions: int) -> bool:
+        """Whether every query sees every key (causal: at or before it) where both stand at `[0, num_positions)`."""
+        return False
+
     def block(self, kv_len: int) -> int | None:
         """Tile size that suits the pattern, in tokens; None where large tiles do."""
         return None
@@ -56,6 +60,12 @@ class PatternAttention(Attention):
         """Raises ValueError for query positions, known when tracing, that the pattern does not have."""
 
     # The contract.
+
+    def remarks(self, num_positions: int) -> tuple[str, ...]:
+        if not self.sees_all(num_positions):
+            return ()
+        keys = "every key up to its own" if self.causal else "every key"
+        return (f"{self}: of {num_positions} positions every query sees {keys}, which is full attention",)
 
     def init(self, rng: Array, shape: Shape) -> Params:
         params = {} if self.position is None else self.position.init(rng, shape)
@@ -143,7 +153,7 @@ class PatternAttention(Attention):
             most_queries = min(most_queries, max(ceil_div(q_len, sequence_parallel.num_shards()), 16))
             q_block, kv_block = even_block(q_len, most_queries), even_block(kv_len, most_keys)
         else:
-            q_block = kv_block = block
+            q_block, kv_block = min(block, q_len), min(block, kv_len)
         # Tiles too small to be worth a step are attended several at a time.
         several = min(max(engine.STEP_SCORES // (num_heads * q_block), 512), 2048)
         chunk_tokens = kv_block if 2 * kv_block > most_keys else several

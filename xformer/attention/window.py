@@ -31,6 +31,9 @@ class Window(PatternAttention):
     def token_pattern(self, kv_len: int, num_heads: int) -> pattern.Pattern:
         return pattern.Window(self.left, self.right)
 
+    def sees_all(self, num_positions: int) -> bool:
+        return self.left >= num_positions - 1 and (self.causal or self.right >= num_positions - 1)
+
     def block(self, kv_len: int) -> int | None:
         width = self.left + (0 if self.causal else self.right) + 1
         if 2 * width > kv_len:
