@@ -98,6 +98,8 @@ class BigBird(PatternAttention):
         return first, 0 if self.causal else min(self.num_global_blocks // 2, num_blocks - first)
 
     def block(self, kv_len: int) -> int | None:
+        if self.sees_all(kv_len):
+            return None
         # Tiles that divide the blocks: such a tile is drawn as a whole or not at all.
         divisors = [size for size in range(MIN_TILE, self.block_size) if self.block_size % size == 0]
         fitting = [size for size in divisors if size <= MAX_TILE[0]]

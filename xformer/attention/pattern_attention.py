@@ -18,7 +18,7 @@ from xformer.attention.engine import dense as dense_engine
 from xformer.attention.engine import sequence_parallel
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.relative_tiles import LONGEST_ROW, Relative, RelativeTiles
-from xformer.attention.engine.tile_plan import TilePlan, ceil_div, make_tile_plan, round_up
+from xformer.attention.engine.tile_plan import TilePlan, ceil_div, make_band_plan, make_tile_plan, round_up
 from xformer.attention.interface import Attention, Params, Shape
 from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
@@ -86,6 +86,7 @@ class PatternAttention(Attention):
             return _merge(dense_engine.attend(*split)[0])
         if plan is None:
             tiles = self.tile_plan(*call.lengths, call.query.shape[2], query_offset=offset)
+            tiles = tiles.at_offset(controls.offset, call.lengths[1])
             (plan,) = sequence_parallel.share([tiles], *call.lengths)
         if offset is None:
             settings = dataclasses.replace(settings, pattern=pattern)
@@ -121,7 +122,9 @@ class PatternAttention(Attention):
         if implementation == "reference":
             q_block, kv_block, num_rows, num_tiles, near_per_query_tile = q_len, kv_len, 1, 1, math.inf
         else:
-            plan = self.tile_plan(q_len, kv_len, shape.num_heads)
+            # Fewer queries than keys are those of decoding, at an offset that is known at run time.
+            known = q_len == kv_len or not (self.POSITIONAL or self.causal or self.position is not None)
+            plan = self.tile_plan(q_len, kv_len, shape.num_heads, query_offset=0 if known else None)
             q_block, kv_block, num_tiles = plan.q_block, plan.kv_block, plan.num_tiles
             num_rows, near_per_query_tile = ceil_div(q_len, q_block), plan.near_per_query_tile
         flops = 4 * num_tiles * q_block * kv_block * head_dim
@@ -134,15 +137,21 @@ class PatternAttention(Attention):
         return finish_cost(shape, shape.batch * shape.num_heads * flops, params)
 
     def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
-        """The tiles that the engine visits; all of them where the offset is known only at run time (None)."""
-        pattern = Full() if query_offset is None else self._pattern(kv_len, num_heads)
+        """The tiles that the engine visits.
+
+        Where the offset is known only at run time (None) these are so many around each query tile, if the pattern is
+        within a band (`TilePlan.at_offset` places them), and all of them else.
+        """
+        pattern = self._pattern(kv_len, num_heads)
+        if query_offset is None and (math.inf in pattern.band() or sequence_parallel.num_shards() > 1):
+            pattern = Full()
         return self._tiles(pattern, q_len, kv_len, num_heads, query_offset)
 
     def _tiles(
         self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int | None = 0
     ) -> TilePlan:
         reach = None if self.position is None or query_offset is None else self.position.constant_beyond
-        if query_offset is None or (isinstance(pattern, Full) and reach is None):
+        if isinstance(pattern, Full) and reach is None:
             query_offset = 0  # of no consequence
         block = None if isinstance(pattern, Full) else self.block(kv_len)
         # A tile has as many distances as queries and keys: where each needs a product, tiles had better be wide.
@@ -157,6 +166,9 @@ class PatternAttention(Attention):
         # Tiles too small to be worth a step are attended several at a time.
         several = min(max(engine.STEP_SCORES // (num_heads * q_block), 512), 2048)
         chunk_tokens = kv_block if 2 * kv_block > most_keys else several
+        if query_offset is None:
+            before, after = (int(reach) for reach in pattern.band())
+            return make_band_plan(before, after, q_len, kv_len, q_block, kv_block, chunk_tokens)
         return make_tile_plan(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, reach)
 
     # What the implementations are given.

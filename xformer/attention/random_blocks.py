@@ -36,7 +36,7 @@ class Random(Pattern):
 
     @property
     def table(self) -> np.ndarray:
-        """int32 `[num_heads, num_units, count or fewer]`: the key units of every query unit, -1 where there are fewer."""
+        """int32 `[num_heads, num_units, count or fewer]`: the key units of every query unit, -1 where fewer."""
         return _draw(self)[0]
 
     @property

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention.engine.tile_listing import (
@@ -75,7 +76,7 @@ class TileGroup:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["groups", "pair_masks"],
-    meta_fields=["q_block", "kv_block"],
+    meta_fields=["q_block", "kv_block", "before"],
 )
 @dataclasses.dataclass(frozen=True)
 class TilePlan:
@@ -85,12 +86,15 @@ class TilePlan:
       groups: the groups.
       pair_masks: bool `[num_masks, q_block, kv_block]`, the distinct masks of partial tiles; 0 is all, 1 is none.
       q_block, kv_block: tile sizes in tokens.
+      before: None where key tiles count from the first. Else they count from the one that holds the key so many places
+        before the tile's first query: a plan for any query offset, to be placed by `at_offset`.
     """
 
     groups: tuple[TileGroup, ...]
     pair_masks: np.ndarray
     q_block: int
     kv_block: int
+    before: int | None = None
 
     @property
     def num_tiles(self) -> int:
@@ -101,6 +105,18 @@ class TilePlan:
     def near_per_query_tile(self) -> float:
         """Key tiles in other than distant chunks that a query tile visits, on average."""
         return sum(group.num_near_tiles for group in self.groups) / sum(group.num_query_tiles for group in self.groups)
+
+    def at_offset(self, offset: Any, kv_len: int) -> TilePlan:
+        """The plan for queries from position `offset` on, an int scalar that may be known only at run time."""
+        if self.before is None:
+            return self
+        (group,) = self.groups
+        num_key_tiles, width = ceil_div(kv_len, self.kv_block), int((group.mask_ids[0, 0] == 0).sum())
+        first = (offset + group.query_tiles * self.q_block - self.before) // self.kv_block
+        # Moved as one, so that no tile is listed twice: at the ends there are tiles beyond what the queries see.
+        first = jnp.clip(first, 0, num_key_tiles - width)[None, :, None, None]
+        key_tiles: Any = jnp.minimum(group.key_tiles + first, num_key_tiles - 1)
+        return dataclasses.replace(self, groups=(dataclasses.replace(group, key_tiles=key_tiles),), before=None)
 
     def by_layer(self, num_layers: int) -> list[TilePlan]:
         """The plans of layers whose heads follow each other here. All have the same shapes, query tiles and masks."""
@@ -173,6 +189,34 @@ def make_tile_plan(
     return TilePlan(tuple(groups), masks.array(heads * int(bounds.most.sum())), q_block, kv_block)
 
 
+@functools.lru_cache(maxsize=128)
+def make_band_plan(
+    before: int, after: int, q_len: int, kv_len: int, q_block: int, kv_block: int, chunk_tokens: int
+) -> TilePlan:
+    """A plan for any query offset, of a pattern in which a query sees keys at most `before` and `after` places away.
+
+    It lists for every query tile as many key tiles as that touches wherever it stands; `TilePlan.at_offset` places
+    them. All tiles are listed as whole: the pairs must be tested as the offset becomes known (`Settings.pattern`).
+    Other arguments: see `make_tile_plan`.
+    """
+    num_query_tiles, num_key_tiles = ceil_div(q_len, q_block), ceil_div(kv_len, kv_block)
+    before, after = min(before, kv_len + q_len), min(after, kv_len + q_len)  # as good as any larger
+    width = min(ceil_div(before + q_block + after - 1, kv_block) + 1, num_key_tiles)
+    num_chunks, chunk = _chunks(width, max(chunk_tokens // kv_block, 1))
+    place = np.arange(num_chunks * chunk, dtype=np.int32).reshape(num_chunks, chunk)
+    every = lambda x: np.broadcast_to(x, (1, num_query_tiles, *x.shape)).astype(np.int32)
+    listed, whole = every(place), width // chunk
+    group = TileGroup(np.arange(num_query_tiles, dtype=np.int32), listed, every(place >= width), 0, whole)
+    masks = np.stack([np.full((q_block, kv_block), held) for held in (True, False)])
+    return TilePlan((group,), masks, q_block, kv_block, before)
+
+
+def _chunks(width: int, longest: int) -> tuple[int, int]:
+    """Number and length of chunks: as many as are needed, each as short as that allows."""
+    num_chunks = ceil_div(width, min(longest, width))
+    return num_chunks, ceil_div(width, num_chunks)
+
+
 class _Slots:
     """Where a plan's entries stand in one flat array: group by group, `[heads, query tiles, chunks x chunk]` each.
 
@@ -187,9 +231,7 @@ class _Slots:
         self.row, self.width, self.start, self.rows = (np.zeros(len(most), np.int64) for _ in range(4))
         for query_tiles in _group_by_count(most):
             width = max(int(most[query_tiles].max()), 1)
-            # Even chunks: as many as are needed, each as short as that allows.
-            num_chunks = ceil_div(width, min(longest_chunk, width))
-            chunk = ceil_div(width, num_chunks)
+            num_chunks, chunk = _chunks(width, longest_chunk)
             self.groups.append((query_tiles, num_chunks, chunk))
             self.starts.append(self.size)
             self.row[query_tiles], self.width[query_tiles] = np.arange(len(query_tiles)), num_chunks * chunk
