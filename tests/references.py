@@ -216,10 +216,11 @@ def bigbird_blocks(num_blocks, num_window_blocks, num_global_blocks, causal):
     """Which blocks every row sees, and which ones it may draw; bool `[blocks, blocks]` each (Zaheer et al. 2020, 2).
 
     The first ceil(g / 2) and last floor(g / 2) blocks are global rows and columns; the window is centred. Causal: all
-    of it cut at the diagonal, and the drawn ones come from the past.
+    of it cut at the diagonal, the drawn ones come from the past, and no last blocks are global.
     """
     always, candidates = (np.zeros((num_blocks, num_blocks), bool) for _ in range(2))
-    first, last = -(-num_global_blocks // 2), num_blocks - num_global_blocks // 2
+    first = -(-num_global_blocks // 2)
+    last = num_blocks if causal else num_blocks - num_global_blocks // 2
     for row in range(num_blocks):
         for column in range(num_blocks):
             near = abs(row - column) <= num_window_blocks // 2

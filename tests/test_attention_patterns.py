@@ -116,6 +116,46 @@ def test_random_blocks_are_uniform_over_the_whole_length():
         assert np.abs(observed - heads * seeds * chance).max() < 5 * deviation, f"row {row}"
 
 
+def test_causal_random_blocks_are_uniform_over_the_past():
+    """Each pair of blocks that a row may draw is drawn equally often over seeds and heads: five standard deviations."""
+    count, heads, seeds = 12, 8, 250
+    rows = []
+    for seed in range(seeds):
+        op = BigBird(1, num_random_blocks=2, num_window_blocks=1, num_global_blocks=1, causal=True, seed=seed)
+        rows.append(check_bigbird(op, count, heads)[:, -1])
+    drawn = np.concatenate(rows)  # of the last row, which draws two of blocks 1 to 10
+    together = np.einsum("ni,nj->ij", drawn.astype(int), drawn.astype(int))[1:11, 1:11]
+    chance, tries = 1 / 45, heads * seeds
+    observed = together[np.triu_indices(10, 1)]
+    assert observed.sum() == tries
+    assert np.abs(observed - tries * chance).max() < 5 * np.sqrt(tries * chance * (1 - chance))
+
+
+@conformance.drawn(60)
+@hypothesis.given(
+    block=st.integers(1, 9),
+    random=st.integers(0, 4),
+    window=st.sampled_from([1, 3, 5]),
+    globals_=st.integers(0, 5),
+    tokens=st.integers(0, 20),
+    lengths=st.tuples(st.integers(1, 120), st.integers(1, 120)),
+    heads=st.integers(1, 3),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_causal_rows_do_not_depend_on_the_length(block, random, window, globals_, tokens, lengths, heads, seed):
+    op = BigBird(block, random, window, globals_, num_global_tokens=tokens, seed=seed, causal=True)
+    short, long = sorted(lengths)
+    wide = lambda pattern: np.broadcast_to(pattern, (heads, *pattern.shape[1:]))  # heads that see all share one
+    inner = wide(op.pattern(long, long, heads))[:, :short, :short]
+    np.testing.assert_array_equal(inner, wide(op.pattern(short, short, heads)))
+
+
+def test_the_first_256_causal_rows_see_the_same_keys_at_512_tokens():
+    """The value of the report: 176 of them saw others."""
+    op = BigBird(block_size=16, causal=True)
+    np.testing.assert_array_equal(op.pattern(512, 512, 4)[:, :256, :256], op.pattern(256, 256, 4))
+
+
 def test_random_blocks_reach_past_1024_tokens():
     """Fault 10: the 64 rows of blocks draw from anywhere in 4096 tokens, a quarter of it in the first 1024."""
     op = BigBird(block_size=64, num_random_blocks=3)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from xformer.attention import pattern
 from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.engine.tile_policy import MAX_TILE
 from xformer.attention.pattern_attention import PatternAttention
+from xformer.attention.random_blocks import Random
 from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
+
+MIN_TILE = 64  # tokens: blocks too large for one tile are cut into tiles no smaller
 
 
 @dataclasses.dataclass(frozen=True)
 class BigBird(PatternAttention):
     """The union of a block window, global blocks and random blocks; the internal construction (ITC).
 
-    The length is cut into `ceil(length / block_size)` blocks, so the pattern is a function of the padded length. Of the
+    The length is cut into `ceil(length / block_size)` blocks, and the pattern is a function of the padded length: with
+    more padding at the end, real tokens see other last blocks and draw others. (Not so with `causal`.) Of the
     `num_global_blocks`, the first half (rounded up) and the last half attend to all and are attended by all. Every
     other block attends to the `num_window_blocks` around it and to `num_random_blocks` drawn without replacement from
     the blocks of the whole length that it does not see already (all of them where there are fewer), anew for each head
@@ -26,7 +32,9 @@ class BigBird(PatternAttention):
     With `num_global_tokens` the first positions, which the caller puts there, are global: the external construction
     (ETC) of section 2.
 
-    With `causal` the same is cut at the diagonal and the random blocks are drawn from the past.
+    With `causal` the keys of a query depend on its position alone, whatever the length: the same is cut at the
+    diagonal, the random blocks are drawn from the past by the block's own index, and no last blocks are global (the
+    first half of `num_global_blocks` are).
 
     Attributes:
       block_size: tokens in a block.
@@ -69,27 +77,44 @@ class BigBird(PatternAttention):
         return dataclasses.replace(self, layer=index)
 
     def token_pattern(self, kv_len: int, num_heads: int) -> pattern.Pattern:
-        # A block beyond the length is the length, and so is a window: as numbers they may not fit 32 bits.
-        unit = min(self.block_size, kv_len)
-        num_blocks = ceil_div(kv_len, unit)
-        side = min(self.num_window_blocks // 2, num_blocks)
-        first = min(ceil_div(self.num_global_blocks, 2), num_blocks)
-        last = min(self.num_global_blocks // 2, num_blocks - first)
-        visible: pattern.Pattern = pattern.Window(side, side, unit)
-        if self.num_global_blocks:
-            visible |= pattern.Global(first, last, num_blocks, unit)
+        if self.sees_all(kv_len):
+            return pattern.Full()
+        num_blocks, side = ceil_div(kv_len, self.block_size), self.num_window_blocks // 2
+        first, last = self._global_blocks(num_blocks)
+        visible: pattern.Pattern = pattern.Window(side, side, self.block_size)
+        if first:
+            visible |= pattern.Global(first, last, num_blocks, self.block_size)
         if self.num_global_tokens:
-            visible |= pattern.Global(min(self.num_global_tokens, kv_len), 0, kv_len)
+            visible |= pattern.Global(self.num_global_tokens, 0, kv_len)
         if not self.num_random_blocks:
             return visible
-        count = min(self.num_random_blocks, num_blocks)
-        return visible | pattern.Random(count, num_blocks, unit, num_heads, visible, self.seed, self.layer, self.causal)
+        return visible | Random(
+            self.num_random_blocks, num_blocks, self.block_size, num_heads, visible, self.seed, self.layer, self.causal
+        )
+
+    def sees_all(self, num_positions: int) -> bool:
+        num_blocks, side = ceil_div(num_positions, self.block_size), self.num_window_blocks // 2
+        first, last = self._global_blocks(num_blocks)
+        # The block that sees least by window and global blocks must see the others by drawing them.
+        row = np.arange(first, num_blocks - last)
+        low, high = np.maximum(row - side, first), np.minimum(row + side, num_blocks - last - 1)
+        unseen = num_blocks - first - last - (high - low + 1) if not self.causal else low - first
+        return bool((unseen <= self.num_random_blocks).all())
+
+    def _global_blocks(self, num_blocks: int) -> tuple[int, int]:
+        """How many blocks at the start and at the end are global."""
+        first = min(ceil_div(self.num_global_blocks, 2), num_blocks)
+        return first, 0 if self.causal else min(self.num_global_blocks // 2, num_blocks - first)
 
     def block(self, kv_len: int) -> int | None:
-        block = min(self.block_size, kv_len)
-        while block > MAX_TILE[0]:
-            block = block // 2 if block % 2 == 0 else MAX_TILE[1]
-        return block
+        if self.sees_all(kv_len):
+            return None
+        # Tiles that divide the blocks: such a tile is drawn as a whole or not at all.
+        divisors = [size for size in range(MIN_TILE, self.block_size) if self.block_size % size == 0]
+        fitting = [size for size in divisors if size <= MAX_TILE[0]]
+        if self.block_size <= MAX_TILE[0] or not divisors:
+            return self.block_size
+        return fitting[-1] if fitting else divisors[0]
 
     def num_positions(self, kv_len: int) -> int:
         return kv_len  # queries stand among the keys, whose blocks are numbered

@@ -20,3 +20,6 @@ class Full(PatternAttention):
 
     def token_pattern(self, kv_len: int, num_heads: int) -> pattern.Pattern:
         return pattern.Full()
+
+    def remarks(self, num_positions: int) -> tuple[str, ...]:
+        return ()  # full attention is what was asked for

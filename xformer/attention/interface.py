@@ -130,6 +130,13 @@ class Attention(AttentionCallable):
         """What a plain forward call of this shape costs, as the implementation executes it."""
         raise NotImplementedError
 
+    def remarks(self, num_positions: int) -> tuple[str, ...]:
+        """What is computed, one line each, where at so many positions it is not what the fields seem to say.
+
+        Empty where there is nothing to remark. Not an error: a caller may print it, as the check of a config does.
+        """
+        return ()
+
     def at_layer(self, index: int) -> Attention:
         """This op for layer number `index` of a model; the same op unless layers must differ."""
         return self

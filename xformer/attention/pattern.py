@@ -1,32 +1,32 @@
 """Which (query, key) pairs exist: leaves, joined by `|` and `&`.
 
-A pattern is a frozen dataclass. It answers two questions: `allows` for single pairs and `tiles` for rectangles of
-pairs, so that the engine can list the tiles that hold any pair at all, and test single pairs only in tiles that hold
-some but not all. Positions count from 0 on both sides. Block patterns take `unit`, the number of tokens in a block.
+A pattern is a frozen dataclass. It answers two questions: `allows` for single pairs and `spans` for whole query tiles,
+so that the engine can list the tiles that hold any pair at all without looking at those that hold none, and test single
+pairs only in tiles that hold some but not all. Positions count from 0 on both sides. Block patterns take `unit`, the
+number of tokens in a block.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from xformer.attention.spans import END, Spans
 
-class Bounds(NamedTuple):
-    """First and last position (inclusive) of each query tile `[n_q]` and key tile `[n_k]`."""
 
+class Tiles(NamedTuple):
+    """Some tiles of one size: int64 `[n]`, the head, the first query and the first key of each."""
+
+    head: np.ndarray
     q_first: np.ndarray
-    q_last: np.ndarray
     k_first: np.ndarray
-    k_last: np.ndarray
-
-    def units(self, unit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The bounds in blocks of `unit` tokens, queries as `[n_q, 1]` and keys as `[1, n_k]`."""
-        q_first, q_last, k_first, k_last = (bound // unit for bound in self)
-        return q_first[:, None], q_last[:, None], k_first[None], k_last[None]
+    q_block: int
+    kv_block: int
 
 
 class Pattern:
@@ -39,12 +39,21 @@ class Pattern:
         """
         raise NotImplementedError
 
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        """(some pair exists, every pair exists), each bool `[heads or 1, n_q, n_k]`.
+    def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
+        """The keys that some query of a tile may see, and keys that every query of it sees.
 
-        The first may be True for an empty tile and the second False for a full one, never the other way round.
+        `q_first`, `q_last`: first and last position (inclusive) of each query tile `[n_q]`. The first answer may hold
+        keys that no query sees and the second lack keys that all see, never the other way round.
         """
         raise NotImplementedError
+
+    def signature(self, tiles: Tiles) -> list[np.ndarray]:
+        """Integers `[n]` of every tile: where all are equal, the same pairs of the tile exist."""
+        raise NotImplementedError
+
+    def band(self) -> tuple[float, float]:
+        """How far before and after its own position a query may see, whatever its position; infinite where unknown."""
+        return math.inf, math.inf
 
     def __or__(self, other: Pattern) -> Pattern:
         return Or(self, other)
@@ -63,9 +72,16 @@ class Or(Pattern):
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
         return self.left.allows(q_positions, k_positions) | self.right.allows(q_positions, k_positions)
 
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        (some_l, every_l), (some_r, every_r) = self.left.tiles(bounds), self.right.tiles(bounds)
-        return some_l | some_r, every_l | every_r
+    def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
+        (some_l, every_l), (some_r, every_r) = self.left.spans(q_first, q_last), self.right.spans(q_first, q_last)
+        return some_l.join(some_r), every_l.join(every_r)
+
+    def signature(self, tiles: Tiles) -> list[np.ndarray]:
+        return self.left.signature(tiles) + self.right.signature(tiles)
+
+    def band(self) -> tuple[float, float]:
+        (before, after), (before_r, after_r) = self.left.band(), self.right.band()
+        return max(before, before_r), max(after, after_r)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +94,16 @@ class And(Pattern):
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
         return self.left.allows(q_positions, k_positions) & self.right.allows(q_positions, k_positions)
 
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        (some_l, every_l), (some_r, every_r) = self.left.tiles(bounds), self.right.tiles(bounds)
-        return some_l & some_r, every_l & every_r
+    def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
+        (some_l, every_l), (some_r, every_r) = self.left.spans(q_first, q_last), self.right.spans(q_first, q_last)
+        return some_l.meet(some_r), every_l.meet(every_r)
+
+    def signature(self, tiles: Tiles) -> list[np.ndarray]:
+        return self.left.signature(tiles) + self.right.signature(tiles)
+
+    def band(self) -> tuple[float, float]:
+        (before, after), (before_r, after_r) = self.left.band(), self.right.band()
+        return min(before, before_r), min(after, after_r)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +113,12 @@ class Full(Pattern):
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
         return (q_positions[:, None] >= 0) & (k_positions[None] >= 0)[None]
 
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        every = np.ones((1, len(bounds.q_first), len(bounds.k_first)), bool)
+    def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
+        every = Spans.of((np.zeros_like(q_first), END))
         return every, every
+
+    def signature(self, tiles: Tiles) -> list[np.ndarray]:
+        return []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +128,14 @@ class Causal(Pattern):
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
         return (k_positions[None] <= q_positions[:, None])[None]
 
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        q_first, q_last, k_first, k_last = bounds.units(1)
-        return (k_first <= q_last)[None], (k_last <= q_first)[None]
+    def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
+        return Spans.of((0, q_last)), Spans.of((0, q_first))
+
+    def signature(self, tiles: Tiles) -> list[np.ndarray]:
+        return [np.clip(tiles.k_first - tiles.q_first, -tiles.kv_block, tiles.q_block)]
+
+    def band(self) -> tuple[float, float]:
+        return math.inf, 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,14 +148,27 @@ class Window(Pattern):
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
         distance = k_positions[None] // self.unit - q_positions[:, None] // self.unit
-        return ((distance >= -self.left) & (distance <= self.right))[None]
+        return ((distance >= -min(self.left, END)) & (distance <= min(self.right, END)))[None]
 
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        q_first, q_last, k_first, k_last = bounds.units(self.unit)
-        lowest, highest = k_first - q_last, k_last - q_first
-        some = (highest >= -self.left) & (lowest <= self.right)
-        every = (lowest >= -self.left) & (highest <= self.right)
-        return some[None], every[None]
+    def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
+        low, high = q_first // self.unit, q_last // self.unit
+        left, right = min(self.left, END), min(self.right, END)
+        begin, end = lambda units: units * self.unit, lambda units: (units + 1) * self.unit - 1
+        return (
+            Spans.of((begin(low - left), end(high + right))),
+            Spans.of((begin(high - left), end(low + right))),
+        )
+
+    def signature(self, tiles: Tiles) -> list[np.ndarray]:
+        q_unit, k_unit = tiles.q_first // self.unit, tiles.k_first // self.unit
+        # Beyond these distances no pair exists, wherever the tiles are.
+        least = -min(self.left, END) - tiles.kv_block // self.unit - 2
+        most = min(self.right, END) + tiles.q_block // self.unit + 2
+        distance = np.clip(k_unit - q_unit, least, most)
+        return [tiles.q_first % self.unit, tiles.k_first % self.unit, distance]
+
+    def band(self) -> tuple[float, float]:
+        return (self.left + 1) * self.unit - 1, (self.right + 1) * self.unit - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,96 +181,36 @@ class Global(Pattern):
     unit: int = 1
 
     def _holds(self, units: Any) -> Any:
-        return (units < self.first) | (units >= self.num_units - self.last)
+        held = units < self.first
+        return held | (units >= self.num_units - self.last) if self.last else held
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
         return (self._holds(q_positions[:, None] // self.unit) | self._holds(k_positions[None] // self.unit))[None]
 
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        q_first, q_last, k_first, k_last = bounds.units(self.unit)
-        some = self._holds(q_first) | self._holds(q_last) | self._holds(k_first) | self._holds(k_last)
+    def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
+        low, high, after = q_first // self.unit, q_last // self.unit, self.num_units - self.last
+        some, every = low < self.first, high < self.first
+        columns: list[tuple[Any, Any]] = [(0, self.first * self.unit - 1)]
+        if self.last:
+            some, every = some | (high >= after), every | (low >= after)
+            columns.append((after * self.unit, END))
+        # Most query tiles are not global: where none is, there is no span for them.
+        row = lambda held: [(np.zeros_like(q_first), np.where(held, END, -1))] if held.any() else []
+        columns = [(np.zeros_like(q_first) + first, last) for first, last in columns]
+        return Spans.of(*row(some), *columns), Spans.of(*row(every), *columns)
 
-        def inside(first: np.ndarray, last: np.ndarray) -> np.ndarray:
-            return (last < self.first) | (first >= self.num_units - self.last)
-
-        return some[None], (inside(q_first, q_last) | inside(k_first, k_last))[None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Random(Pattern):
-    """Each query unit outside `taken`'s full rows sees `count` random key units that `taken` does not show it.
-
-    Drawn without replacement from all `num_units` units (with `past_only`, from those before the query's own), all of
-    them where there are fewer. Every head draws for itself, from the seed sequence (seed, layer, head), so the same
-    numbers give the same blocks in every process and for every subset of heads.
-    """
-
-    count: int
-    num_units: int
-    unit: int
-    num_heads: int
-    taken: Pattern
-    seed: int
-    layer: int = 0
-    past_only: bool = False
-
-    @property
-    def table(self) -> np.ndarray:
-        """int32 `[num_heads, num_units, count]`: the key units of every query unit, -1 where there are fewer."""
-        return _random_table(self)
-
-    def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        xp = np if isinstance(q_positions, np.ndarray) else jnp
-        units = xp.clip(q_positions // self.unit, 0, self.num_units - 1)
-        rows = xp.asarray(self.table)[:, units]  # [heads, q_len, count]
-        return (rows[:, :, None, :] == (k_positions // self.unit)[None, None, :, None]).any(-1)
-
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        q_first, q_last, k_first, k_last = bounds.units(self.unit)
-        sums = _random_sums(self)
-
-        def at(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-            return sums[:, np.minimum(rows, self.num_units), np.minimum(columns, self.num_units)]
-
-        held = at(q_last + 1, k_last + 1) - at(q_first, k_last + 1) - at(q_last + 1, k_first) + at(q_first, k_first)
-        return held > 0, held == (q_last + 1 - q_first) * (k_last + 1 - k_first)
-
-
-@functools.lru_cache(maxsize=256)
-def _random_table(pattern: Random) -> np.ndarray:
-    units = np.arange(pattern.num_units)
-    starts, ends = units * pattern.unit, (units + 1) * pattern.unit - 1
-    hidden = ~pattern.taken.tiles(Bounds(starts, ends, starts, ends))[1][0]
-    if pattern.past_only:
-        hidden &= units[None] < units[:, None]
-    available = hidden.sum(-1, keepdims=True)
-    width = min(pattern.count, pattern.num_units)
-    table = np.full((pattern.num_heads, pattern.num_units, pattern.count), -1, np.int32)
-    for head in range(pattern.num_heads):
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((pattern.seed, pattern.layer, head))))
-        draw = np.where(hidden, generator.random(hidden.shape, np.float32), np.inf)
-        chosen = np.argsort(draw, axis=-1, kind="stable")[:, :width]
-        chosen = np.where(np.arange(width) < available, chosen, pattern.num_units)
-        chosen.sort(axis=-1)
-        table[head, :, :width] = np.where(chosen == pattern.num_units, -1, chosen)
-    table.setflags(write=False)
-    return table
-
-
-@functools.lru_cache(maxsize=16)
-def _random_sums(pattern: Random) -> np.ndarray:
-    """Two-dimensional prefix sums of the block mask, int32 `[num_heads, num_units + 1, num_units + 1]`."""
-    table, size = _random_table(pattern), pattern.num_units
-    mask = np.zeros((pattern.num_heads, size + 1, size + 2), np.int32)
-    heads, rows, _ = np.indices(table.shape)
-    mask[heads, rows + 1, table + 1] = 1  # column 0 takes the -1 of rows that have fewer
-    mask[:, :, 0] = 0
-    return mask[:, :, : size + 1].cumsum(1).cumsum(2)
+    def signature(self, tiles: Tiles) -> list[np.ndarray]:
+        edges = [self.first, self.num_units - self.last] if self.last else [self.first]
+        sides = (tiles.q_first, tiles.q_block), (tiles.k_first, tiles.kv_block)
+        return [np.clip(edge * self.unit - first, 0, block) for edge in edges for first, block in sides]
 
 
 @dataclasses.dataclass(frozen=True)
 class Heads(Pattern):
-    """Patterns side by side: the heads of each, of equal number, after those of the one before."""
+    """Patterns side by side: the heads of each, of equal number, after those of the one before.
+
+    Listed part by part, so it has no spans of its own.
+    """
 
     parts: tuple[Pattern, ...]
 
@@ -234,9 +218,14 @@ class Heads(Pattern):
         xp = np if isinstance(q_positions, np.ndarray) else jnp
         return xp.concatenate([part.allows(q_positions, k_positions) for part in self.parts])
 
-    def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
-        some, every = zip(*(part.tiles(bounds) for part in self.parts), strict=True)
-        return np.concatenate(some), np.concatenate(every)
+
+def leaves(pattern: Pattern) -> Iterator[Pattern]:
+    """The patterns that `|` and `&` join."""
+    if isinstance(pattern, Or | And):
+        yield from leaves(pattern.left)
+        yield from leaves(pattern.right)
+    else:
+        yield pattern
 
 
 def dense(pattern: Pattern, q_len: int, kv_len: int, *, query_offset: int = 0) -> np.ndarray:

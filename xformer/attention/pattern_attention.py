@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -50,6 +51,10 @@ class PatternAttention(Attention):
         """The pattern for keys at `[0, kv_len)`; the causal cut comes on top, so most need not look at `causal`."""
         raise NotImplementedError
 
+    def sees_all(self, num_positions: int) -> bool:
+        """Whether every query sees every key (causal: at or before it) where both stand at `[0, num_positions)`."""
+        return False
+
     def block(self, kv_len: int) -> int | None:
         """Tile size that suits the pattern, in tokens; None where large tiles do."""
         return None
@@ -59,6 +64,12 @@ class PatternAttention(Attention):
         return None
 
     # The contract.
+
+    def remarks(self, num_positions: int) -> tuple[str, ...]:
+        if not self.sees_all(num_positions):
+            return ()
+        keys = "every key up to its own" if self.causal else "every key"
+        return (f"{self}: of {num_positions} positions every query sees {keys}, which is full attention",)
 
     def init(self, rng: Array, shape: Shape) -> Params:
         params = {} if self.position is None else self.position.init(rng, shape)
@@ -81,6 +92,7 @@ class PatternAttention(Attention):
             return _merge(dense_engine.attend(inputs, controls, settings, pattern)[0])
         if plan is None:
             tiles = self.tile_plan(*call.lengths, call.query.shape[2], query_offset=offset)
+            tiles = tiles.at_offset(controls.offset, call.lengths[1])
             (plan,) = sequence_parallel.share([tiles], *call.lengths)
         if offset is None:
             settings = dataclasses.replace(settings, pattern=pattern)
@@ -122,12 +134,21 @@ class PatternAttention(Attention):
         elif implementation == "reference":
             flops = dense_flops(q_len, kv_len, head_dim, relative)
         else:
-            flops = tiled_flops(self.tile_plan(q_len, kv_len, shape.num_heads), q_len, head_dim, relative)
+            # Fewer queries than keys are those of decoding, at an offset that is known at run time.
+            known = q_len == kv_len or not (self.POSITIONAL or self.causal or self.position is not None)
+            plan = self.tile_plan(q_len, kv_len, shape.num_heads, query_offset=0 if known else None)
+            flops = tiled_flops(plan, q_len, head_dim, relative)
         return call_cost(shape, shape.batch * shape.num_heads * flops, params)
 
     def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
-        """The tiles that the engine visits; all of them where the offset is known only at run time (None)."""
-        pattern = Full() if query_offset is None else self._pattern(kv_len, num_heads)
+        """The tiles that the engine visits.
+
+        Where the offset is known only at run time (None) these are so many around each query tile, if the pattern is
+        within a band (`TilePlan.at_offset` places them), and all of them else.
+        """
+        pattern = self._pattern(kv_len, num_heads)
+        if query_offset is None and (math.inf in pattern.band() or sequence_parallel.num_shards() > 1):
+            pattern = Full()
         return self._tiles(pattern, q_len, kv_len, num_heads, query_offset)
 
     def _tiles(

@@ -42,6 +42,9 @@ class Window(PatternAttention):
         farthest = 2**31 - 1  # no distance is larger: positions are 32-bit integers
         return pattern.Window(min(self.left, farthest), min(self.right, farthest))
 
+    def sees_all(self, num_positions: int) -> bool:
+        return self.left >= num_positions - 1 and (self.causal or self.right >= num_positions - 1)
+
     def block(self, kv_len: int) -> int | None:
         width = self.left + (0 if self.causal else self.right) + 1
         if 2 * width > kv_len:

@@ -9,11 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention.pattern import Bounds, Pattern
+from xformer.attention.engine.tile_listing import (
+    Grid,
+    PairMasks,
+    TileList,
+    ceil_div,
+    heads_of,
+    list_tiles,
+    parts_of,
+    sizes,
+)
+from xformer.attention.pattern import Pattern
+from xformer.attention.random_blocks import NOTHING, replace_random
 
 MAX_GROUPS = 6
 
@@ -62,7 +76,7 @@ class TileGroup:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["groups", "pair_masks"],
-    meta_fields=["q_block", "kv_block"],
+    meta_fields=["q_block", "kv_block", "before"],
 )
 @dataclasses.dataclass(frozen=True)
 class TilePlan:
@@ -72,12 +86,15 @@ class TilePlan:
       groups: the groups.
       pair_masks: bool `[num_masks, q_block, kv_block]`, the distinct masks of partial tiles; 0 is all, 1 is none.
       q_block, kv_block: tile sizes in tokens.
+      before: None where key tiles count from the first. Else they count from the one that holds the key so many places
+        before the tile's first query: a plan for any query offset, to be placed by `at_offset`.
     """
 
     groups: tuple[TileGroup, ...]
     pair_masks: np.ndarray
     q_block: int
     kv_block: int
+    before: int | None = None
 
     @property
     def num_tiles(self) -> int:
@@ -88,6 +105,18 @@ class TilePlan:
     def near_per_query_tile(self) -> float:
         """Key tiles in other than distant chunks that a query tile visits, on average."""
         return sum(group.num_near_tiles for group in self.groups) / sum(group.num_query_tiles for group in self.groups)
+
+    def at_offset(self, offset: Any, kv_len: int) -> TilePlan:
+        """The plan for queries from position `offset` on, an int scalar that may be known only at run time."""
+        if self.before is None:
+            return self
+        (group,) = self.groups
+        num_key_tiles, width = ceil_div(kv_len, self.kv_block), int((group.mask_ids[0, 0] == 0).sum())
+        first = (offset + group.query_tiles * self.q_block - self.before) // self.kv_block
+        # Moved as one, so that no tile is listed twice: at the ends there are tiles beyond what the queries see.
+        first = jnp.clip(first, 0, num_key_tiles - width)[None, :, None, None]
+        key_tiles: Any = jnp.minimum(group.key_tiles + first, num_key_tiles - 1)
+        return dataclasses.replace(self, groups=(dataclasses.replace(group, key_tiles=key_tiles),), before=None)
 
     def by_layer(self, num_layers: int) -> list[TilePlan]:
         """The plans of layers whose heads follow each other here. All have the same shapes, query tiles and masks."""
@@ -103,11 +132,6 @@ class TilePlan:
             )
             for layer in zip(*parts, strict=True)
         ]
-
-
-def ceil_div(a: int, b: int) -> int:
-    """The smallest integer not below a / b."""
-    return -(-a // b)
 
 
 def round_up(a: int, b: int) -> int:
@@ -136,74 +160,136 @@ def make_tile_plan(
       query_offset: position of the first query.
       constant_beyond: distance beyond which the position term is constant; None where it never is.
     """
-    n_q, n_k = ceil_div(q_len, q_block), ceil_div(kv_len, kv_block)
-    q_first, k_first = np.arange(n_q) * q_block + query_offset, np.arange(n_k) * kv_block
-    # Bounds end at the true lengths, or a tile that only padding makes partial would need a test.
-    q_last = np.minimum(q_first + q_block, q_len + query_offset) - 1
-    k_last = np.minimum(k_first + kv_block, kv_len) - 1
-    some, every = pattern.tiles(Bounds(q_first, q_last, k_first, k_last))
-
-    masks = PairMasks(pattern, q_block, kv_block)
-    counts = some.sum(-1).max(0)  # [n_q]
-    distant = np.zeros_like(every)
-    if constant_beyond is not None:
-        ahead, behind = k_first - (q_first + q_block - 1)[:, None], q_first[:, None] - (k_first + kv_block - 1)
-        distant = every & (np.maximum(ahead, behind) >= constant_beyond)
-    rank = 3 - some - every - distant  # distant whole key tiles first, then other whole ones, then partial ones
-    order = np.argsort(rank, axis=-1, kind="stable")
+    grid = Grid(q_len, kv_len, q_block, kv_block, query_offset)
+    bounds, masks = sizes(pattern, grid), PairMasks(pattern, grid)
+    slots = _Slots(bounds.most, max(chunk_tokens // kv_block, 1))
+    parts = parts_of(pattern)
+    num_heads = [heads_of(part) for part in parts]
+    heads = sum(num_heads)
+    key_tiles, mask_ids = np.zeros(heads * slots.size, np.int32), np.ones(heads * slots.size, np.int32)
+    distant, whole = (np.full(grid.num_query_tiles, grid.num_key_tiles) for _ in range(2))
+    for first, band in grid.bands():
+        rows, first_head = slice(first, first + band.num_query_tiles), 0
+        for part, own_heads in zip(parts, num_heads, strict=True):
+            tiles = _ranked(part, band, masks, constant_beyond)
+            head, query_tile = np.divmod(tiles.line, band.num_query_tiles)
+            place = slots.place(heads, first_head + head, first + query_tile, tiles.place)
+            key_tiles[place], mask_ids[place] = tiles.key_tile, tiles.mask_id
+            distant[rows], whole[rows] = np.minimum(distant[rows], tiles.distant), np.minimum(whole[rows], tiles.whole)
+            first_head += own_heads
+    # Fewer than a draw happens to give: what is static must not follow from it.
+    whole = np.minimum(bounds.whole, whole)
+    distant = np.minimum(whole, distant)
     groups = []
-    for query_tiles in _group_by_count(counts):
-        width = max(int(counts[query_tiles].max()), 1)
-        chunk = min(max(chunk_tokens // kv_block, 1), width)
-        # Even chunks: as many as are needed, each as short as that allows.
-        num_chunks = ceil_div(width, chunk)
-        chunk = ceil_div(width, num_chunks)
-        key_tiles = np.zeros((some.shape[0], len(query_tiles), num_chunks * chunk), np.int32)
-        mask_ids = np.ones_like(key_tiles)
-        key_tiles[:, :, :width] = order[:, query_tiles, :width]
-        listed = np.take_along_axis(some[:, query_tiles], key_tiles[:, :, :width], -1)
-        full = np.take_along_axis(every[:, query_tiles], key_tiles[:, :, :width], -1)
-        mask_ids[:, :, :width] = np.where(full, 0, 1)
-        key_tiles[:, :, :width] *= listed
-        for head, index, place in np.argwhere(listed & ~full):
-            first = q_first[query_tiles[index]], k_first[key_tiles[head, index, place]]
-            mask_ids[head, index, place] = masks.index(head, *first)
-        shape = (some.shape[0], len(query_tiles), num_chunks, chunk)
-        all_distant = np.take_along_axis(distant[:, query_tiles], key_tiles, -1) & (mask_ids == 0)
-        distant_chunks, unmasked_chunks = (
-            int(np.logical_and.accumulate(kind.reshape(shape).all((0, 1, 3))).sum())
-            for kind in (all_distant, mask_ids == 0)
-        )
-        shaped = key_tiles.reshape(shape), mask_ids.reshape(shape)
-        groups.append(TileGroup(query_tiles.astype(np.int32), *shaped, distant_chunks, unmasked_chunks))
-    return TilePlan(tuple(groups), masks.array(), q_block, kv_block)
+    for group, (query_tiles, num_chunks, chunk) in enumerate(slots.groups):
+        shape = heads, len(query_tiles), num_chunks, chunk
+        cut = lambda x, group=group, shape=shape: x[heads * slots.starts[group] :][: math.prod(shape)].reshape(shape)
+        chunks = (int(counts[query_tiles].min()) // chunk for counts in (distant, whole))
+        groups.append(TileGroup(query_tiles.astype(np.int32), cut(key_tiles), cut(mask_ids), *chunks))
+    return TilePlan(tuple(groups), masks.array(heads * int(bounds.most.sum())), q_block, kv_block)
 
 
-class PairMasks:
-    """Masks of partial tiles, each kept once."""
+@functools.lru_cache(maxsize=128)
+def make_band_plan(
+    before: int, after: int, q_len: int, kv_len: int, q_block: int, kv_block: int, chunk_tokens: int
+) -> TilePlan:
+    """A plan for any query offset, of a pattern in which a query sees keys at most `before` and `after` places away.
 
-    def __init__(self, pattern: Pattern, q_block: int, kv_block: int) -> None:
-        self.pattern, self.shape = pattern, (q_block, kv_block)
-        self.masks = [np.ones(self.shape, bool), np.zeros(self.shape, bool)]
-        self.known = {mask.tobytes(): index for index, mask in enumerate(self.masks)}
-        self.by_tile: dict[tuple[int, int], list[int]] = {}
+    It lists for every query tile as many key tiles as that touches wherever it stands; `TilePlan.at_offset` places
+    them. All tiles are listed as whole: the pairs must be tested as the offset becomes known (`Settings.pattern`).
+    Other arguments: see `make_tile_plan`.
+    """
+    num_query_tiles, num_key_tiles = ceil_div(q_len, q_block), ceil_div(kv_len, kv_block)
+    before, after = min(before, kv_len + q_len), min(after, kv_len + q_len)  # as good as any larger
+    width = min(ceil_div(before + q_block + after - 1, kv_block) + 1, num_key_tiles)
+    num_chunks, chunk = _chunks(width, max(chunk_tokens // kv_block, 1))
+    place = np.arange(num_chunks * chunk, dtype=np.int32).reshape(num_chunks, chunk)
+    every = lambda x: np.broadcast_to(x, (1, num_query_tiles, *x.shape)).astype(np.int32)
+    listed, whole = every(place), width // chunk
+    group = TileGroup(np.arange(num_query_tiles, dtype=np.int32), listed, every(place >= width), 0, whole)
+    masks = np.stack([np.full((q_block, kv_block), held) for held in (True, False)])
+    return TilePlan((group,), masks, q_block, kv_block, before)
 
-    def index(self, head: int, q_first: int, k_first: int) -> int:
-        if (q_first, k_first) not in self.by_tile:
-            allowed = self.pattern.allows(np.arange(self.shape[0]) + q_first, np.arange(self.shape[1]) + k_first)
-            masks = np.broadcast_to(allowed, (allowed.shape[0], *self.shape))
-            self.by_tile[q_first, k_first] = [self._index_of(mask) for mask in masks]
-        ids = self.by_tile[q_first, k_first]
-        return ids[min(head, len(ids) - 1)]
 
-    def _index_of(self, mask: np.ndarray) -> int:
-        index = self.known.setdefault(mask.tobytes(), len(self.masks))
-        if index == len(self.masks):
-            self.masks.append(np.ascontiguousarray(mask))
-        return index
+def _chunks(width: int, longest: int) -> tuple[int, int]:
+    """Number and length of chunks: as many as are needed, each as short as that allows."""
+    num_chunks = ceil_div(width, min(longest, width))
+    return num_chunks, ceil_div(width, num_chunks)
 
-    def array(self) -> np.ndarray:
-        return np.stack(self.masks)
+
+class _Slots:
+    """Where a plan's entries stand in one flat array: group by group, `[heads, query tiles, chunks x chunk]` each.
+
+    Attributes:
+      groups: (query tiles, number of chunks, tiles in a chunk).
+      starts: where each group begins, for one head.
+      size: entries of one head.
+    """
+
+    def __init__(self, most: np.ndarray, longest_chunk: int) -> None:
+        self.groups, self.starts, self.size = [], [], 0
+        self.row, self.width, self.start, self.rows = (np.zeros(len(most), np.int64) for _ in range(4))
+        for query_tiles in _group_by_count(most):
+            width = max(int(most[query_tiles].max()), 1)
+            num_chunks, chunk = _chunks(width, longest_chunk)
+            self.groups.append((query_tiles, num_chunks, chunk))
+            self.starts.append(self.size)
+            self.row[query_tiles], self.width[query_tiles] = np.arange(len(query_tiles)), num_chunks * chunk
+            self.start[query_tiles], self.rows[query_tiles] = self.size, len(query_tiles)
+            self.size += len(query_tiles) * num_chunks * chunk
+
+    def place(self, heads: int, head: np.ndarray, query_tile: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """The index of the entry at `place` of the list of a head's query tile."""
+        line = head * self.rows[query_tile] + self.row[query_tile]
+        return heads * self.start[query_tile] + line * self.width[query_tile] + place
+
+
+class _Ranked(NamedTuple):
+    """A pattern's listed tiles, `[n]` each, and how many of each query tile are distant and whole at least, `[n_q]`."""
+
+    line: np.ndarray
+    key_tile: np.ndarray
+    mask_id: np.ndarray
+    place: np.ndarray
+    distant: np.ndarray
+    whole: np.ndarray
+
+
+def _ranked(pattern: Pattern, grid: Grid, masks: PairMasks, constant_beyond: int | None) -> _Ranked:
+    """Places distant whole key tiles first, then other whole ones, then partial ones."""
+    listed, heads = list_tiles(pattern, grid)
+    mask_id = np.zeros(len(listed.line), np.int64)
+    mask_id[~listed.whole] = masks.of(pattern, listed.where(~listed.whole), grid)
+    whole = mask_id == 0
+    distant = whole & _distant(listed, grid, constant_beyond)
+    rank = 2 - whole.astype(np.int8) - distant
+    lines = heads * grid.num_query_tiles
+    counts = [np.bincount(listed.line[rank == kind], minlength=lines) for kind in range(3)]
+    place = np.zeros(len(listed.line), np.int64)
+    before = np.zeros(lines, np.int64)
+    for kind, count in enumerate(counts):
+        mine = np.flatnonzero(rank == kind)
+        # Listed line by line, so a line's are the next ones.
+        place[mine] = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count - before, count)
+        before += count
+    # Random blocks may or may not be distant: only those that are not drawn are sure to be.
+    fixed = replace_random(pattern, NOTHING)
+    sure = counts[0]
+    if constant_beyond is not None and fixed != pattern:
+        static, static_heads = list_tiles(fixed, grid)
+        far = static.line[static.whole & _distant(static, grid, constant_beyond)]
+        sure = np.bincount(far, minlength=static_heads * grid.num_query_tiles)
+    least = lambda x: x.reshape(-1, grid.num_query_tiles).min(0)
+    return _Ranked(listed.line, listed.key_tile, mask_id, place, least(sure), least(counts[0] + counts[1]))
+
+
+def _distant(listed: TileList, grid: Grid, constant_beyond: int | None) -> np.ndarray:
+    """Whether all pairs of each tile are at a distance beyond which the position term is constant."""
+    if constant_beyond is None:
+        return np.zeros(len(listed.line), bool)
+    _, q_first, k_first, q_block, kv_block = listed.tiles(grid)
+    ahead, behind = k_first - (q_first + q_block - 1), q_first - (k_first + kv_block - 1)
+    return np.maximum(ahead, behind) >= constant_beyond
 
 
 def _group_by_count(counts: np.ndarray) -> list[np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xformer.attention.engine import attend as engine
 from xformer.attention.engine import sequence_parallel
 from xformer.attention.engine.relative_tiles import LONGEST_ROW
-from xformer.attention.engine.tile_plan import TilePlan, ceil_div, make_tile_plan, round_up
+from xformer.attention.engine.tile_plan import TilePlan, ceil_div, make_band_plan, make_tile_plan, round_up
 from xformer.attention.pattern import Full, Pattern
 
 MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
@@ -30,11 +30,12 @@ def plan_tiles(
       num_heads: query heads of a layer.
       block: tile size that suits the pattern, in tokens; None where large tiles do.
       num_embeddings, constant_beyond: of the position term, see `Position`; 0 and None without one.
-      query_offset: position of the first query; None: known only at run time, the pattern must hold for any.
+      query_offset: position of the first query; None: known only at run time; the pattern is then full or
+        within a band.
     """
     if query_offset is None:
         constant_beyond = None
-    if query_offset is None or (isinstance(pattern, Full) and constant_beyond is None):
+    if isinstance(pattern, Full) and constant_beyond is None:
         query_offset = 0  # of no consequence
     # A tile has as many distances as queries and keys: where each needs a product, tiles had better be wide.
     wide = num_embeddings > LONGEST_ROW
@@ -44,10 +45,13 @@ def plan_tiles(
         most_queries = min(most_queries, max(ceil_div(q_len, sequence_parallel.num_shards()), 16))
         q_block, kv_block = even_block(q_len, most_queries), even_block(kv_len, most_keys)
     else:
-        q_block = kv_block = block
+        q_block, kv_block = min(block, q_len), min(block, kv_len)
     # Tiles too small to be worth a step are attended several at a time.
     several = min(max(engine.STEP_SCORES // (num_heads * q_block), 512), 2048)
     chunk_tokens = kv_block if 2 * kv_block > most_keys else several
+    if query_offset is None:
+        before, after = (int(reach) for reach in pattern.band())
+        return make_band_plan(before, after, q_len, kv_len, q_block, kv_block, chunk_tokens)
     return make_tile_plan(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, constant_beyond)
 
 

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.engine.tile_plan import round_up
+from xformer.attention.engine.tile_plan import ceil_div, round_up
 from xformer.attention.kernels.pallas import common_refusals, key_padding, merge_heads
 from xformer.attention.kernels.tile_lists import num_tiles
-from xformer.attention.pattern import Bounds, Pattern
+from xformer.attention.pattern import Pattern
+from xformer.attention.spans import expand
 
 Array = jax.Array
 LANES = 128  # the kernel's blocks are multiples of a TPU's vector lanes
@@ -94,6 +95,18 @@ def _run(kernel: Any, interpret: bool, query: Array, key: Array, value: Array, q
     return jax.vmap(one)(query, key, value, q_ids, kv_ids)
 
 
+@functools.lru_cache(maxsize=256)
+def _held(pattern: Pattern, q_first: int, q_last: int, kv_block: int, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which key blocks hold some pair, and which all, of queries at `[q_first, q_last)`; bool `[heads or 1, n]`."""
+    some, every = pattern.spans(np.asarray([q_first]), np.asarray([q_last - 1]))
+    out = []
+    for spans in (some.touched(kv_block, kv_len), every.covered(kv_block, kv_len)):
+        held = np.zeros((spans.first.shape[0], ceil_div(kv_len, kv_block)), bool)
+        held[expand(spans)] = True
+        out.append(held)
+    return out[0], out[1]
+
+
 @functools.lru_cache(maxsize=64)
 def _kernel(pattern: Pattern, q_len: int, kv_len: int, q_pad: int, kv_pad: int, offset: int, heads: int) -> Any:
     """The kernel for a pattern, whose mask is worked out block by block."""
@@ -114,9 +127,10 @@ def _kernel(pattern: Pattern, q_len: int, kv_len: int, q_pad: int, kv_pad: int, 
                 (part.start or 0, size if part.stop is None else part.stop)
                 for part, size in zip(index, self.shape, strict=True)
             )
-            ends = np.asarray([q_first + offset]), np.asarray([q_last + offset - 1])
-            bounds = Bounds(*ends, np.asarray([k_first]), np.asarray([k_last - 1]))
-            some, every = (x[min(self.head, len(x) - 1), 0, 0] for x in pattern.tiles(bounds))
+            some, every = (
+                bool(held[min(self.head, len(held) - 1), k_first // (k_last - k_first)])
+                for held in _held(pattern, q_first + offset, q_last + offset, k_last - k_first, self.shape[1])
+            )
             shape = q_last - q_first, k_last - k_first
             if every or not some:
                 return np.full(shape, every, bool)
@@ -129,7 +143,7 @@ def _kernel(pattern: Pattern, q_len: int, kv_len: int, q_pad: int, kv_pad: int, 
         def __hash__(self) -> int:
             return hash((pattern, self.head, self.shape))
 
-    shared = pattern.tiles(Bounds(*(np.zeros(1, np.int64) for _ in range(4))))[0].shape[0] == 1
+    shared = len(pattern.allows(np.zeros(1, np.int64), np.zeros(1, np.int64))) == 1
     masks = [PatternMask(0 if shared else head) for head in range(heads)]
     q_block, kv_block = block(q_len), block(kv_len)
     sizes = splash_attention_kernel.BlockSizes(

@@ -9,16 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
 
-from xformer.attention.engine.tile_plan import PairMasks, ceil_div
-from xformer.attention.pattern import And, Bounds, Full, Global, Or, Pattern, Random
-
-NOTHING = Global(0, 0, 2**31 - 1)
+from xformer.attention.engine.tile_listing import Grid, PairMasks, list_tiles, sizes
+from xformer.attention.pattern import Pattern, leaves
 
 
 @functools.partial(
@@ -80,87 +76,45 @@ def make_tile_lists(
     pattern: Pattern, q_len: int, kv_len: int, q_block: int, kv_block: int, query_offset: int = 0
 ) -> TileLists:
     """Lists the tiles of `pattern` for queries at `query_offset + [0, q_len)` and keys at `[0, kv_len)`."""
-    bounds = _bounds(q_len, kv_len, q_block, kv_block, query_offset)
-    some, every = pattern.tiles(bounds)
-    heads = max(some.shape[0], every.shape[0])
-    some, every = (np.broadcast_to(x, (heads, *x.shape[1:])).copy() for x in (some, every))
-    bank, tests = PairMasks(pattern, q_block, kv_block), np.zeros(some.shape, np.int32)
-    for head, row, column in np.argwhere(some & ~every):
-        test = bank.index(head, bounds.q_first[row], bounds.k_first[column])
-        tests[head, row, column] = test
-        every[head, row, column], some[head, row, column] = test == 0, test != 1
-    every &= some
+    grid = Grid(q_len, kv_len, q_block, kv_block, query_offset)
+    listed, heads = list_tiles(pattern, grid)
+    masks = PairMasks(pattern, grid)
+    tests = np.zeros(len(listed.line), np.int64)
+    tests[~listed.whole] = masks.of(pattern, listed.where(~listed.whole), grid)
+    held = tests != 1
+    (line, key_tile, _), tests = listed.where(held), tests[held]
+    head, query_tile = np.divmod(line, grid.num_query_tiles)
     room = num_tiles(pattern, q_len, kv_len, q_block, kv_block, query_offset)
-    by_query = _lists(some, every, tests, room)
-    turn = lambda x: np.swapaxes(x, 1, 2)
-    by_key = _lists(turn(some), turn(every), turn(tests), room)
-    array = bank.array().astype(np.int8) if (some & ~every).any() else None
-    if array is not None and any(_leaves(pattern, Random)):
-        # Blocks that are not whole tiles make partial tiles that depend on the seed; keep the shape from following.
-        array = np.concatenate(
-            [array, np.zeros((_next_power_of_two(len(array)) - len(array), *array.shape[1:]), np.int8)]
-        )
-    return TileLists(by_query, by_key, array, q_block, kv_block, room)
+    by_query = _lists(heads, grid.num_query_tiles, head, query_tile, key_tile, tests, room)
+    by_key = _lists(heads, grid.num_key_tiles, head, key_tile, query_tile, tests, room)
+    # Where the draw decides whether any tile is partial, there is a bank whatever it decided.
+    bank = masks.array(heads * room).astype(np.int8)
+    return TileLists(by_query, by_key, bank if len(bank) > 2 else None, q_block, kv_block, room)
 
 
 @functools.lru_cache(maxsize=256)
 def num_tiles(pattern: Pattern, q_len: int, kv_len: int, q_block: int, kv_block: int, query_offset: int = 0) -> int:
     """The most tiles that a head visits, whatever the seed: those without random blocks and all that these can add."""
-    bounds = _bounds(q_len, kv_len, q_block, kv_block, query_offset)
-    low, high = (
-        _with_random(pattern, leaf).tiles(bounds)[0].sum(-1).max(0) for leaf in (NOTHING, Full())
-    )  # [query tiles]
-    for leaf in _leaves(pattern, Random):
-        units = bounds.q_last // leaf.unit - bounds.q_first // leaf.unit + 1
-        whole = leaf.unit % kv_block == 0
-        tiles = leaf.unit // kv_block if whole else ceil_div(leaf.unit - 1, kv_block) + 1
-        low = low + units * leaf.count * tiles
-    return max(int(np.minimum(low, high).sum()), 1)
+    return max(int(sizes(pattern, Grid(q_len, kv_len, q_block, kv_block, query_offset)).most.sum()), 1)
 
 
 def unit(pattern: Pattern) -> int | None:
     """The number of tokens in the pattern's blocks (their greatest common divisor); None without blocks."""
-    units = [leaf.unit for leaf in _leaves(pattern, object) if getattr(leaf, "unit", 1) > 1]
+    units = [size for leaf in leaves(pattern) if (size := getattr(leaf, "unit", 1)) > 1]
     return math.gcd(*units) if units else None
 
 
-def _bounds(q_len: int, kv_len: int, q_block: int, kv_block: int, query_offset: int) -> Bounds:
-    q_first = np.arange(ceil_div(q_len, q_block)) * q_block + query_offset
-    k_first = np.arange(ceil_div(kv_len, kv_block)) * kv_block
-    # Bounds end at the true lengths, or a tile that only padding makes partial would need a test.
-    q_last = np.minimum(q_first + q_block, q_len + query_offset) - 1
-    return Bounds(q_first, q_last, k_first, np.minimum(k_first + kv_block, kv_len) - 1)
-
-
-def _lists(some: np.ndarray, every: np.ndarray, tests: np.ndarray, room: int) -> Lists:
-    heads = some.shape[0]
+def _lists(
+    heads: int, lines: int, head: np.ndarray, line: np.ndarray, tile: np.ndarray, tests: np.ndarray, room: int
+) -> Lists:
+    """The tiles at (`head`, `line`, `tile`), `[n]` each, line by line."""
+    place, partial = head * lines + line, tests != 0
+    order = np.lexsort((tile, partial, place))
+    counts, whole = (np.bincount(of, minlength=heads * lines) for of in (place, place[~partial]))
+    counts, whole = counts.reshape(heads, lines), whole.reshape(heads, lines)
+    starts = np.concatenate([np.zeros((heads, 1), np.int64), counts.cumsum(-1)], -1)
     tiles, kept = np.zeros((heads, room), np.int32), np.zeros((heads, room), np.int32)
-    for head in range(heads):
-        line, tile = np.nonzero(some[head])
-        order = np.lexsort((tile, ~every[head, line, tile], line))
-        line, tile = line[order], tile[order]
-        tiles[head, : len(tile)], kept[head, : len(tile)] = tile, tests[head, line, tile]
-    counts = some.sum(-1)
-    starts = np.concatenate([np.zeros((heads, 1), np.int32), counts.cumsum(-1)], -1).astype(np.int32)
-    partial_starts = (starts[:, :-1] + every.sum(-1)).astype(np.int32)
-    order = np.argsort(-counts, axis=-1, kind="stable").astype(np.int32)
-    return Lists(order, starts, partial_starts, tiles, kept)
-
-
-def _leaves(pattern: Pattern, kind: type) -> Iterator[Any]:
-    if isinstance(pattern, Or | And):
-        yield from _leaves(pattern.left, kind)
-        yield from _leaves(pattern.right, kind)
-    elif isinstance(pattern, kind):
-        yield pattern
-
-
-def _with_random(pattern: Pattern, leaf: Pattern) -> Pattern:
-    """The pattern with `leaf` in the place of random blocks."""
-    if isinstance(pattern, Or | And):
-        return type(pattern)(_with_random(pattern.left, leaf), _with_random(pattern.right, leaf))
-    return leaf if isinstance(pattern, Random) else pattern
-
-
-def _next_power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
+    where = head[order], np.arange(len(order)) - (np.cumsum(starts[:, -1]) - starts[:, -1])[head[order]]
+    tiles[where], kept[where] = tile[order], tests[order]
+    longest = np.argsort(-counts, axis=-1, kind="stable").astype(np.int32)
+    return Lists(longest, starts.astype(np.int32), (starts[:, :-1] + whole).astype(np.int32), tiles, kept)
