@@ -88,7 +88,7 @@ class Full(Pattern):
     """Every pair."""
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        return (q_positions[:, None] >= 0) & (k_positions[None] >= 0)[None]
+        return ((q_positions[:, None] >= 0) & (k_positions[None] >= 0))[None]
 
     def tiles(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
         every = np.ones((1, len(bounds.q_first), len(bounds.k_first)), bool)

@@ -102,7 +102,7 @@ class RelativeTiles:
 
     def _index(self, starts: Array) -> Array:
         """Place in the table of every pair's distance, before clipping, int `[k, g, q_block, keys]`."""
-        shift = jnp.arange(self.kv_block) + jnp.arange(self.q_block - 1, -1, -1)[:, None]
+        shift = jnp.arange(self.kv_block)[None] + jnp.arange(self.q_block - 1, -1, -1)[:, None]
         index = starts[:, :, None, :, None] + shift[:, None]
         return index.reshape(*starts.shape[:2], self.q_block, -1)
 
@@ -146,7 +146,7 @@ class RelativeTiles:
 
     def gather(self, by_tile: Array) -> Array:
         """Pairs from products with each tile's own distances."""
-        shift = jnp.arange(self.kv_block) + jnp.arange(self.q_block - 1, -1, -1)[:, None]
+        shift = jnp.arange(self.kv_block)[None] + jnp.arange(self.q_block - 1, -1, -1)[:, None]
         picked = _pick_alike(by_tile, shift)
         merged = jnp.moveaxis(picked, 3, 4)
         return merged.reshape(*merged.shape[:4], -1)
