@@ -224,6 +224,7 @@ class Rotary(Position):
         dtype = compute_dtype(x.dtype)
         frequencies = jnp.asarray(self.base ** (-np.arange(0, head_dim, 2) / head_dim), dtype)
         angles = positions.astype(dtype)[:, None, None] * frequencies[None, None]  # [length, 1, head_dim / 2]
+        angles = jnp.expand_dims(angles, range(x.ndim - 3))
         cos, sin = jnp.cos(angles), jnp.sin(angles)
         first, second = jnp.split(x.astype(dtype), 2, axis=-1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
