@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xformer.attention.dtypes import compute_dtype, exact
 from xformer.attention.signature import Options
 from xformer.checks import is_integer
 
@@ -128,16 +129,6 @@ def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
     )
 
 
-def exact(x: Any) -> Any:
-    """A floating point array in float32 at least; anything else as it is.
-
-    What many examples share is cast so before it is used: then its gradient is summed in float32 too.
-    """
-    if x is None or not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def _check_shapes(query: Array, key: Array, value: Array) -> None:
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim < 3 or key.ndim != query.ndim or value.ndim != query.ndim:
@@ -162,7 +153,7 @@ def _scale(scale: Any, query: Array) -> tuple[float, Array | None]:
     if isinstance(scale, bool) or not hasattr(scale, "dtype") or jnp.shape(scale) not in ((), (num_heads,)):
         given = f"shape {jnp.shape(scale)}" if hasattr(scale, "dtype") else repr(scale)
         raise ValueError(f"scale must be a number or an array [] or [num_heads] = [{num_heads}], got {given}")
-    return 1.0, jnp.asarray(scale, jnp.promote_types(query.dtype, jnp.float32)).reshape(-1)
+    return 1.0, jnp.asarray(scale, compute_dtype(query.dtype)).reshape(-1)
 
 
 def _with_all_axes(x: Array, shape: tuple[int, ...], name: str) -> Array:

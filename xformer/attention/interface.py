@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention.call import Call, exact, normalize
+from xformer.attention.call import Call, normalize
 from xformer.attention.cost import Cost
+from xformer.attention.dtypes import exact
 from xformer.attention.engine import mesh_axes
 from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options, Params

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from xformer.attention.call import Call
 from xformer.attention.cost import Cost, call_cost
+from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
@@ -105,7 +106,7 @@ class Linformer(Attention):
     def attend(self, call: Call, params: Params) -> Array:
         self._refuse(call)
         self.check_params(params, call)
-        dtype = jnp.promote_types(call.query.dtype, jnp.float32)
+        dtype = compute_dtype(call.query.dtype)
         key, value = call.key.astype(dtype), call.value.astype(dtype)
         groups = call.query.shape[2] // key.shape[2]
         real = jnp.ones((1, key.shape[1], 1), bool)
@@ -144,7 +145,7 @@ class Linformer(Attention):
         windows = self._windows(x)  # [batch, slots, window, heads, head_dim]
         if self.projection == "mean":
             count = self._windows(real).sum(2)[..., None]
-            return windows.sum(2) / jnp.maximum(count, 1)
+            return windows.sum(2) / jnp.maximum(count, 1).astype(windows.dtype)
         assert kernel is not None
         kernel = kernel.astype(x.dtype)
         if kernel.shape[0] == 1:

@@ -111,7 +111,7 @@ class Full(Pattern):
     """Every pair."""
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        return (q_positions[:, None] >= 0) & (k_positions[None] >= 0)[None]
+        return ((q_positions[:, None] >= 0) & (k_positions[None] >= 0))[None]
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
         every = Spans.of((np.zeros_like(q_first), END))

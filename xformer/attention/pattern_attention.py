@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention import kernels, layer_plans
-from xformer.attention.call import Call, exact
+from xformer.attention.call import Call
 from xformer.attention.cost import Cost, call_cost
+from xformer.attention.dtypes import exact
 from xformer.attention.engine import dense as dense_engine
 from xformer.attention.engine import sequence_parallel
 from xformer.attention.engine.operands import Controls, Inputs, Settings

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
@@ -246,9 +247,10 @@ class Rotary(Position):
         head_dim = x.shape[-1]
         if head_dim % 2:
             raise ValueError(f"head_dim must be even for Rotary, got {head_dim}")
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        dtype = compute_dtype(x.dtype)
         frequencies = jnp.asarray(self.base ** (-np.arange(0, head_dim, 2) / head_dim), dtype)
-        angles = positions.astype(dtype)[:, None, None] * frequencies  # [length, 1, head_dim / 2]
+        angles = positions.astype(dtype)[:, None, None] * frequencies[None, None]  # [length, 1, head_dim / 2]
+        angles = jnp.expand_dims(angles, range(x.ndim - 3))
         cos, sin = jnp.cos(angles), jnp.sin(angles)
         first, second = jnp.split(x.astype(dtype), 2, axis=-1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.backward import Given, backward, gradients, zeros
 from xformer.attention.engine.forward import forward
 from xformer.attention.engine.operands import Controls, Inputs, Settings
@@ -117,7 +118,7 @@ def _backward(static: Any, saved: Any, d_out: Array) -> tuple[Inputs, None]:
     # What all examples share has its gradients summed, in the dtype of the computation; what each has its own stacked.
     one_bias = inputs.bias is not None and inputs.bias.shape[0] == 1
     shared = lambda x: (x.bias if one_bias else None, x.relative)
-    zeros_of = lambda x: jnp.zeros(x.shape, jnp.promote_types(inputs.query.dtype, jnp.float32))
+    zeros_of = lambda x: jnp.zeros(x.shape, compute_dtype(inputs.query.dtype))
 
     def share(total: Any, first: Array) -> tuple[Any, Inputs]:
         grads = run(inputs.examples(first, step), controls.examples(first, step), given.examples(first, step))

@@ -11,7 +11,7 @@ from xformer.attention.engine import gather
 from xformer.attention.engine.distance_table import DistanceTable
 from xformer.attention.engine.mesh_axes import sum_like, varying
 from xformer.attention.engine.operands import Inputs
-from xformer.attention.engine.query_tile import Chunk, QueryTiles, Tables, marks
+from xformer.attention.engine.query_tile import Chunk, QueryTiles, Tables
 from xformer.attention.engine.tile_plan import TileGroup
 
 Array = jax.Array
@@ -63,12 +63,14 @@ def backward(tiles: QueryTiles, group: TileGroup, given: Given, totals: Totals, 
     """Adds a query tile's part to the totals and returns its own gradient."""
     query = tiles.query(operands[0])
     d_out, lse, delta = (tiles.at_query_tile(x, operands[0]) for x in given)
-    # A row with anything that is not finite shows it to the keys that it sees and to no others: as for keys in
-    # `QueryTiles`, zeros stand in for it and a NaN is added to its scores.
-    finite = jnp.isfinite(query).all(-1) & jnp.isfinite(d_out).all(-1) & jnp.isfinite(lse) & jnp.isfinite(delta)
-    query, d_out = (jnp.where(finite[..., None], x, jnp.zeros_like(x)) for x in (query, d_out))
-    lse, delta = (jnp.where(finite, x, jnp.zeros_like(x)) for x in (lse, delta))
-    query_marks = marks(finite, tiles.dtype)[..., None]
+    # A row with anything that is not finite shows it to the keys that it sees and to no others. Its log-sum-exp or its
+    # delta is not finite then. As in `QueryTiles`, zeros stand in for the row wherever its weights or the gradients of
+    # its scores are multiplied; in its scores, which are masked by selection, there is a NaN.
+    finite = jnp.isfinite(lse) & jnp.isfinite(delta)
+    cleared = lambda x, keep: jnp.where(keep, x, jnp.zeros_like(x))
+    marked_query = jnp.where(finite[..., None], query, jnp.full_like(query, jnp.nan))
+    query, d_out = cleared(query, finite[..., None] & jnp.isfinite(query)), cleared(d_out, finite[..., None])
+    lse, delta = cleared(lse, finite), cleared(delta, finite)
     tables = tiles.tables
     key_term = None if tables.key is None else DistanceTable(tiles, tables.key, query)
     value_term = None if tables.value is None else DistanceTable(tiles, tables.value, d_out)
@@ -81,7 +83,7 @@ def backward(tiles: QueryTiles, group: TileGroup, given: Given, totals: Totals, 
         totals, d_query, key_sums, value_sums = carry
         key, value = tiles.keys(tiles.key, chunk), tiles.keys(tiles.value, chunk)
         pairs = key_term.pairs(products, chunk) if key_term else None
-        scores = tiles.scores(query, key, chunk, pairs, query_marks)
+        scores = tiles.scores(marked_query, key, chunk, pairs)
         weights = jnp.exp(scores - lse[..., None])
         kept = tiles.kept(chunk, key.shape[1])
         dropped = weights * kept

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.gradient_guard import guard
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.engine.query_tile import HIDDEN, marks
+from xformer.attention.engine.query_tile import HIDDEN
 from xformer.attention.engine.relative_tiles import RelativeTiles, ends_of
 from xformer.attention.pattern import Pattern
 
@@ -29,7 +31,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     """
     _, q_len, kv_heads, groups, _ = inputs.query.shape
     kv_len = inputs.key.shape[1]
-    dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
+    dtype = compute_dtype(inputs.query.dtype)
     query, key, value = (x.astype(dtype) for x in (inputs.query, inputs.key, inputs.value))
     # As in `QueryTiles`: zeros stand in for what is not finite, and a NaN in the scores shows it to whoever sees it.
     finite_keys = jnp.isfinite(key).all(-1, keepdims=True) & jnp.isfinite(value).all(-1, keepdims=True)
@@ -81,6 +83,11 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     of_queries = jnp.moveaxis(query.sum(-1), 1, 3)[..., None]
     seen = jnp.where(allowed, of_keys + of_queries, jnp.zeros((), dtype)).sum(-1)  # [batch, kv_heads, groups, q_len]
     return guard(out, jnp.broadcast_to(jnp.moveaxis(seen, 3, 1)[..., None], out.shape)), weights
+
+
+def marks(finite: Array, dtype: Any) -> Array:
+    """What is added to the scores of a key or a query: NaN where it was not finite, 0 elsewhere."""
+    return jnp.where(finite, jnp.zeros((), dtype), jnp.full((), jnp.nan, dtype))
 
 
 def softmax(scores: Array, allowed: Array) -> Array:

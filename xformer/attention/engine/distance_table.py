@@ -79,7 +79,8 @@ class DistanceTable:
         # The small operand is the one that is transposed, behind a barrier: see `backward`.
         x = jax.lax.optimization_barrier(jnp.moveaxis(self.x, -1, 0 if shared else -2))
         equation = "dbkgq,bkgqn->dn" if shared else "bkgdq,bkgqn->kgdn"
-        return total + jnp.swapaxes(self.tiles.einsum(equation, x, sums.by_distance), -1, -2)
+        part = jnp.swapaxes(self.tiles.einsum(equation, x, sums.by_distance), -1, -2)
+        return total + part.reshape(total.shape)
 
     def apply_tile(self, pairs: Array, chunk: Chunk) -> Array | float:
         """`apply` of what `add` leaves out of a chunk."""

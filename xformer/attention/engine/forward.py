@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from xformer.attention.engine.distance_table import DistanceTable
 from xformer.attention.engine.mesh_axes import varying
-from xformer.attention.engine.query_tile import HIDDEN, Chunk, QueryTiles
+from xformer.attention.engine.query_tile import Chunk, QueryTiles
 from xformer.attention.engine.tile_plan import TileGroup
 
 Array = jax.Array
@@ -25,13 +25,11 @@ def forward(tiles: QueryTiles, group: TileGroup, operands: tuple[Array, Array, A
 
     def step(carry: Any, chunk: Chunk) -> Any:
         top, norm, out, sums = carry
-        key, value = tiles.keys(tiles.key, chunk), tiles.keys(tiles.value, chunk)
+        key, value = tiles.keys(tiles.marked_key, chunk), tiles.keys(tiles.value, chunk)
         scores = tiles.scores(query, key, chunk, key_term.pairs(products, chunk) if key_term else None)
         new_top = jnp.maximum(top, scores.max(-1))
-        # As long as a row has seen no pair its highest score is -inf; any other number gives weights of zero then.
-        finite_top = jnp.where(new_top == HIDDEN, jnp.zeros_like(top), new_top)
-        weights = jnp.exp(scores - finite_top[..., None])
-        shrink = jnp.exp(top - finite_top)
+        weights = jnp.exp(scores - new_top[..., None])
+        shrink = jnp.exp(top - new_top)
         norm = norm * shrink + weights.sum(-1)
         weights = weights * tiles.kept(chunk, key.shape[1])
         out = out * shrink[..., None] + tiles.einsum("nms,nsd->nmd", weights, value)
@@ -41,7 +39,8 @@ def forward(tiles: QueryTiles, group: TileGroup, operands: tuple[Array, Array, A
         return new_top, norm, out, sums
 
     per_query = query.shape[:-1]
-    top = jnp.full(per_query, HIDDEN, tiles.dtype)
+    # Finite, so that the weight of a hidden pair is exp(-inf) = 0 even before any other pair is seen.
+    top = jnp.full(per_query, jnp.finfo(tiles.dtype).min, tiles.dtype)
     sums = value_term.zeros() if value_term else None
     start = (top, jnp.zeros(per_query, tiles.dtype), jnp.zeros_like(query), sums)
     top, norm, out, sums = tiles.chunks(step, varying(start, tiles.axes), group, operands)

@@ -32,8 +32,9 @@ def _transpose(d_out: Array, out: Any, seen: Any) -> tuple[Array, Array]:
 
 
 def _batched(arrays: Any, axes: Any) -> tuple[Array, int]:
-    size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not batching.not_mapped)
-    return guard(*(batching.bdim_at_front(x, axis, size) for x, axis in zip(arrays, axes, strict=True))), 0
+    size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None)
+    first = lambda x, axis: jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+    return guard(*(first(x, axis) for x, axis in zip(arrays, axes, strict=True))), 0
 
 
 _guard = Primitive("gradient_guard")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.relative_tiles import RelativeTiles
@@ -65,18 +66,17 @@ class QueryTiles:
         self.batch, self.q_len, self.kv_heads, self.groups, _ = inputs.query.shape
         self.per_head = self.groups > 1 and plan.groups[0].key_tiles.shape[0] > 1
         self.n = self.batch * self.kv_heads * (self.groups if self.per_head else 1)
-        self.dtype = jnp.promote_types(inputs.query.dtype, jnp.float32)
+        self.dtype = compute_dtype(inputs.query.dtype)
         self.einsum = functools.partial(jnp.einsum, precision=settings.precision)
         self.queries = merge_heads(inputs.query)
         blocks = lambda x: x.reshape(x.shape[0], -1, self.kv_block, *x.shape[2:])
-        # Zero times NaN is NaN, so products with weights of zero would show a NaN or infinity that is hidden. Zeros stand
-        # in for such keys and values, and the NaN that shows them to whoever sees them is added to the scores, which
-        # are masked by selection.
-        finite = jnp.isfinite(inputs.key).all(-1, keepdims=True) & jnp.isfinite(inputs.value).all(-1, keepdims=True)
-        self.key, self.value = (
-            blocks(jnp.where(finite, x, jnp.zeros((), x.dtype))) for x in (inputs.key, inputs.value)
-        )
-        self.key_marks = blocks(marks(finite, self.dtype))
+        # A product with a weight of zero would show a NaN or infinity that is hidden. Zeros stand in for it wherever
+        # weights are multiplied; scores are masked by selection, so there a NaN for the whole key shows it to the
+        # queries that see the key, and to no others.
+        cleared = lambda x: jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+        self.key, self.value = blocks(cleared(inputs.key)), blocks(cleared(inputs.value))
+        finite = jnp.isfinite(inputs.value).all(-1, keepdims=True)
+        self.marked_key = blocks(jnp.where(finite, inputs.key, jnp.full((), jnp.nan, inputs.key.dtype)))
         # Mesh axes that anything here varies over, within `jax.shard_map`.
         self.axes = mesh_axes.axes_of(inputs, controls)
         self.tables, self.slopes = Tables(), None
@@ -208,20 +208,12 @@ class QueryTiles:
         """Where the tiles' distances start in the tables; see `RelativeTiles`."""
         return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
 
-    def scores(
-        self, query: Array, key: Array, chunk: Chunk, products: Array | None, query_marks: Array | None = None
-    ) -> Array:
+    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> Array:
         """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys.
 
-        Args:
-          query, key: `[n, m, head_dim]` and `[n, keys, head_dim]`, finite; see `marks`.
-          chunk: which keys these are.
-          products: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
-          query_marks: `[n, m, 1]`; None where the query is as the caller gave it.
+        `products`: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
         """
-        scores = self.einsum("nmd,nsd->nms", query, key) + jnp.swapaxes(self.keys(self.key_marks, chunk), 1, 2)
-        if query_marks is not None:
-            scores = scores + query_marks
+        scores = self.einsum("nmd,nsd->nms", query, key)
         bias, allowed = self.inputs.bias, self._allowed(chunk)
         if self.relative is None and bias is None and allowed is None:
             return scores
@@ -246,7 +238,7 @@ class QueryTiles:
             masks.append(
                 gather.merge_pairs(jnp.take(jnp.asarray(controls.plan.pair_masks), chunk.mask_ids, axis=0))[None]
             )
-        k_positions = chunk.key_tiles[..., None] * self.kv_block + jnp.arange(self.kv_block)
+        k_positions = chunk.key_tiles[..., None] * self.kv_block + jnp.arange(self.kv_block)[None, None, None]
         k_positions = k_positions.reshape(*chunk.key_tiles.shape[:2], 1, -1)
         if self.kv_len is not None:
             masks.append((k_positions < self.kv_len)[None])
@@ -283,11 +275,6 @@ class QueryTiles:
         scale = keep.astype(self.dtype) / (1.0 - rate)
         whole = (self.batch, self.kv_heads, self.groups, self.q_block, num_keys)
         return self.flat(jnp.broadcast_to(scale, whole))
-
-
-def marks(finite: Array, dtype: Any) -> Array:
-    """What is added to the scores of a key or a query: NaN where it was not finite and zeros stand for it, else 0."""
-    return jnp.where(finite, jnp.zeros((), dtype), jnp.full((), jnp.nan, dtype))
 
 
 def merge_heads(x: Array) -> Array:

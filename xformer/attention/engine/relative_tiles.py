@@ -102,8 +102,8 @@ class RelativeTiles:
 
     def _index(self, starts: Array) -> Array:
         """Place in the table of every pair's distance, before clipping, int `[k, g, q_block, keys]`."""
-        shift = jnp.arange(self.kv_block) + jnp.arange(self.q_block - 1, -1, -1)[:, None]
-        index = starts[:, :, None, :, None] + shift[:, None]
+        shift = jnp.arange(self.kv_block)[None] + jnp.arange(self.q_block - 1, -1, -1)[:, None]
+        index = starts[:, :, None, :, None] + shift[None, None, :, None]
         return index.reshape(*starts.shape[:2], self.q_block, -1)
 
     # Whole table: `[b, k, g, q_block, size]`, and the two ends of it, against pairs.
@@ -124,19 +124,24 @@ class RelativeTiles:
             above, by_tile = self._above(starts), pairs.reshape(*pairs.shape[:-1], -1, self.kv_block).sum(-1)
             return Sums(_ends(jnp.where(above, 0, by_tile).sum(-1), jnp.where(above, by_tile, 0).sum(-1)))
         split = self._split(pairs)  # [b, k, g, chunk, q_block, kv_block]
-        first = starts[..., None] + jnp.arange(self.q_block - 1, -1, -1)  # index of each query's first key
-        index = first[..., None] + jnp.arange(self.kv_block)
-        total = lambda some: jnp.where(some, split, 0).sum(-1)
+        first = (
+            starts[..., None] + jnp.arange(self.q_block - 1, -1, -1)[None, None, None]
+        )  # index of each query's first key
+        index = first[..., None] + jnp.arange(self.kv_block)[None, None, None, None]
+        total = lambda some: jnp.where(some[None], split, 0).sum(-1)
         if self.kv_block > self.size:
             below, above = total(index < 0), total(index >= self.size)
         else:  # a tile is not wider than the table: what is beyond it is on one side
             beyond = total((index < 0) | (index >= self.size))
-            below, above = jnp.where(first < 0, beyond, 0), jnp.where(first < 0, 0, beyond)
-        place = jnp.arange(self.size) - first[..., None]  # [k, g, chunk, q_block, size]: the key at that distance
+            back = (first < 0)[None]
+            below, above = jnp.where(back, beyond, 0), jnp.where(back, 0, beyond)
+        place = (
+            jnp.arange(self.size)[None, None, None, None] - first[..., None]
+        )  # [k, g, chunk, q_block, size]: the key at that distance
         inside = (place >= 0) & (place < self.kv_block)
         place = jnp.clip(place, 0, self.kv_block - 1)[None]
         picked = _pick(split, jnp.broadcast_to(place, (*split.shape[:-1], self.size)))
-        return Sums(_ends(below.sum(3), above.sum(3)), jnp.where(inside, picked, 0).sum(3))
+        return Sums(_ends(below.sum(3), above.sum(3)), jnp.where(inside[None], picked, 0).sum(3))
 
     def _above(self, starts: Array) -> Array:
         """On which side of the radius distant tiles are, `[1, k, g, 1, chunk]`."""
@@ -146,7 +151,7 @@ class RelativeTiles:
 
     def gather(self, by_tile: Array) -> Array:
         """Pairs from products with each tile's own distances."""
-        shift = jnp.arange(self.kv_block) + jnp.arange(self.q_block - 1, -1, -1)[:, None]
+        shift = jnp.arange(self.kv_block)[None] + jnp.arange(self.q_block - 1, -1, -1)[:, None]
         picked = _pick_alike(by_tile, shift)
         merged = jnp.moveaxis(picked, 3, 4)
         return merged.reshape(*merged.shape[:4], -1)
@@ -154,9 +159,10 @@ class RelativeTiles:
     def spread(self, pairs: Array) -> Array:
         """The transpose of `gather`."""
         split = self._split(pairs)
-        place = jnp.arange(self.width) - jnp.arange(self.q_block - 1, -1, -1)[:, None]
+        place = jnp.arange(self.width)[None] - jnp.arange(self.q_block - 1, -1, -1)[:, None]
         inside = (place >= 0) & (place < self.kv_block)
-        return jnp.where(inside, _pick_alike(split, jnp.clip(place, 0, self.kv_block - 1)), 0)
+        picked = _pick_alike(split, jnp.clip(place, 0, self.kv_block - 1))
+        return jnp.where(jnp.broadcast_to(inside, picked.shape), picked, 0)
 
     def near(self, table: Array, starts: Array) -> Array:
         """A padded table's entries for each tile, `[k, g, chunk, width, head_dim]`; see `pad`."""
@@ -227,7 +233,8 @@ class RelativeTiles:
 
     def slope_scores(self, slopes: Array, starts: Array) -> Array:
         """`-slope * |distance|` as pairs, from `[k, g]`."""
-        return (-slopes[..., None, None] * jnp.abs(self._index(starts) - self.radius))[None]
+        distances = jnp.abs(self._index(starts) - self.radius).astype(slopes.dtype)
+        return (-slopes[..., None, None] * distances)[None]
 
 
 def ends_of(x: Array, axis: int = -1) -> Array:

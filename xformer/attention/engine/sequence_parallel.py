@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from xformer.attention.dtypes import exact
 from xformer.attention.engine.attend import attend as attend_plan
 from xformer.attention.engine.attend import attend_tiles, pad, pad_pairs
 from xformer.attention.engine.operands import Controls, Inputs, Settings
@@ -119,12 +120,13 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
     q_total = shards * shares.num_query_tiles * plan.q_block
     kv_total = round_up(kv_len, shards) if shares.halo is None else q_total
     q_pad, pairs_pad = q_total - q_len, round_up(kv_len, plan.kv_block) - kv_len
+    # Gradients of what all devices hold are summed over them: in float32, since XLA's CPU can't in bfloat16.
     inputs = inputs._replace(
         query=pad(inputs.query, 1, q_pad),
         key=pad(inputs.key, 1, kv_total - kv_len),
         value=pad(inputs.value, 1, kv_total - kv_len),
-        bias=_exact(pad_pairs(inputs.bias, q_pad, pairs_pad)),
-        relative=jax.tree.map(_exact, inputs.relative),
+        bias=exact(pad_pairs(inputs.bias, q_pad, pairs_pad)),
+        relative=jax.tree.map(exact, inputs.relative),
     )
     controls = controls._replace(
         plan=None,
@@ -137,13 +139,6 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         first_example=jnp.int32(0),
     )
     return _attend(inputs, controls, shares, settings, kv_len)[:, :q_len]
-
-
-def _exact(x: Any) -> Any:
-    """Floats in float32 at least: gradients of what all devices hold are summed over them (XLA's CPU can't in bf16)."""
-    if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
-        return x
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 # Jitted for calls outside jit, where shard_map can't leave axes to the compiler.
@@ -194,12 +189,12 @@ def _gather(x: Array, length: int) -> Array:
 
 @jax.custom_vjp
 def _all_gather(x: Array) -> Array:
-    """Gathered in its own dtype; the gradient is summed over devices as `_exact` has it."""
+    """Gathered in its own dtype; the gradient is summed over devices in float32."""
     return jax.lax.all_gather(x, AXIS, axis=1, tiled=True)
 
 
 def _scatter(_: None, d_out: Array) -> tuple[Array]:
-    return (jax.lax.psum_scatter(_exact(d_out), AXIS, scatter_dimension=1, tiled=True).astype(d_out.dtype),)
+    return (jax.lax.psum_scatter(exact(d_out), AXIS, scatter_dimension=1, tiled=True).astype(d_out.dtype),)
 
 
 _all_gather.defvjp(lambda x: (_all_gather(x), None), _scatter)
