@@ -10,8 +10,8 @@ import pytest
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Shape, Window
 from xformer.attention import pattern as patterns
+from xformer.attention.engine.plan_making import make_tile_plan
 from xformer.attention.engine.tile_listing import Grid, list_tiles
-from xformer.attention.engine.tile_plan import make_tile_plan
 from xformer.attention.random_blocks import Random
 from xformer.attention.spans import Spans, expand
 

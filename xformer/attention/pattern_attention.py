@@ -17,8 +17,9 @@ from xformer.attention.engine import attend as engine
 from xformer.attention.engine import dense as dense_engine
 from xformer.attention.engine import sequence_parallel
 from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.plan_making import make_band_plan, make_tile_plan
 from xformer.attention.engine.relative_tiles import LONGEST_ROW, Relative, RelativeTiles
-from xformer.attention.engine.tile_plan import TilePlan, ceil_div, make_band_plan, make_tile_plan, round_up
+from xformer.attention.engine.tile_plan import TilePlan, ceil_div, round_up
 from xformer.attention.interface import Attention, Params, Shape
 from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
