@@ -53,7 +53,7 @@ class Case:
     causal: bool = True  # can be causal
     pairs: bool = True  # relates token pairs: takes bias, segments and masks that differ by query
     local: bool = True  # depends on positions even without a position term
-    appendable: bool = True  # appended padding changes nothing
+    appendable: bool = True  # appended padding changes nothing; causal, it never does
     max_len: int = 10**6
 
 

@@ -19,6 +19,8 @@ from conformance import (
     rows,
 )
 
+from xformer.attention import BigBird
+
 DECODED = 21
 
 
@@ -71,6 +73,21 @@ def test_decoding_step_by_step_equals_the_full_call(row):
             for name in ("key", "value"):
                 step[name] = np.where(np.arange(DECODED)[:, None, None] < start + width, call[name], 99.0)
             close(forward(row.op, params, as_jax(step)), full[:, start : start + width], message=f"step {start}")
+
+
+@pytest.mark.parametrize("tokens", [0, 6])
+def test_causal_bigbird_decodes_over_a_cache_that_grows(tokens):
+    """A row's keys depend on its position alone, so the keys after it need not be there yet, not even as padding."""
+    op = BigBird(
+        4, num_random_blocks=1, num_window_blocks=1, num_global_blocks=2, num_global_tokens=tokens, causal=True
+    )
+    call = as_jax(inputs(q_len=LENGTH))
+    full = np.asarray(forward(op, {}, call))
+    for position in (0, 3, 4, 17, 30, LENGTH - 1):
+        seen = {name: x[:, : position + 1] for name, x in call.items()}
+        seen["query"] = seen["query"][:, -1:]
+        step = forward(op, {}, seen, (("query_offset", position),))
+        close(step, full[:, position : position + 1], message=f"step {position}")
 
 
 @rows(positions=True, where=lambda case: case.pairs)

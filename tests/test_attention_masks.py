@@ -89,6 +89,15 @@ def test_padded_places_cannot_move_the_result(row):
 
 @rows(causal=(False, True), where=lambda case: case.appendable)
 def test_appended_padding_changes_nothing(row):
+    check_appended_padding(row)
+
+
+@rows(causal=(True,), where=lambda case: case.causal and not case.appendable)
+def test_appended_padding_changes_nothing_where_the_pattern_is_causal(row):
+    check_appended_padding(row)
+
+
+def check_appended_padding(row):
     call = inputs(q_len=40)
     params = parameters(row.op, call)
     short = forward(row.op, params, as_jax(call | {"mask": padding([40, 13], 40)}))

@@ -23,8 +23,9 @@ MAX_LAYERS = 2048  # each is built and traced by itself: a slip of the finger mu
 class EncoderClassifier(nnx.Module):
     """Classifies token sequences: embeddings, `num_layers` encoder blocks, pooling, one dense layer.
 
-    Layer i attends with `attention.at_layer(i)`; relative and rotary positions are part of `attention`. Padding never
-    changes the logits, and an example of nothing but padding gets finite ones.
+    Layer i attends with `attention.at_layer(i)`; relative and rotary positions are part of `attention`. What stands
+    in padding never changes the logits, and more of it changes nothing either, except for bidirectional BigBird, whose
+    pattern is a function of the padded length. An example of nothing but padding gets finite logits.
 
     `pooling="mean"` averages the real tokens. `pooling="cls"` classifies from a trained vector put in front: token t
     then stands at position t + 1, for position embeddings and for attention, which sees length + 1 positions.

@@ -1,7 +1,8 @@
 """Softmax attention over tiles of the score matrix, forward and backward, in memory linear in the length.
 
 In reading order:
-- `tile_plan` lists which tiles exist; `operands` holds a call in the engine's terms.
+- `tile_plan` says which tiles are visited: `tile_listing` lists those of a pattern, `plan_making` puts them in order.
+- `operands` holds a call in the engine's terms.
 - `attend` runs the plan and has the custom derivative; `forward` (the online softmax) and `backward` do a query tile.
 - `query_tile` reads a tile's queries, keys, scores and masks, by the operations of `gather`.
 - `distance_table` and `relative_tiles` add relative positions.

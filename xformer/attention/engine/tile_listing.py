@@ -13,16 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.pattern import Full, Heads, Pattern, Tiles, leaves
 from xformer.attention.random_blocks import NOTHING, Random, replace_random
 from xformer.attention.spans import Spans, expand
 
 BAND = 512  # query tiles
-
-
-def ceil_div(a: int, b: int) -> int:
-    """The smallest integer not below a / b."""
-    return -(-a // b)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from xformer.attention.engine import attend as engine
 from xformer.attention.engine import sequence_parallel
+from xformer.attention.engine.plan_making import make_band_plan, make_tile_plan
 from xformer.attention.engine.relative_tiles import LONGEST_ROW
-from xformer.attention.engine.tile_plan import TilePlan, ceil_div, make_band_plan, make_tile_plan, round_up
+from xformer.attention.engine.tile_plan import TilePlan, ceil_div, round_up
 from xformer.attention.pattern import Full, Pattern
 
 MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
