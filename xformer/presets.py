@@ -32,15 +32,11 @@ def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
             known = [*ATTENTIONS, *positions]
             raise ArgumentError(name, f"{name} must be one of {', '.join(known)}{did_you_mean(name, known)}")
     op, plus, position = variant.partition("+")
-    if not plus and op not in ATTENTIONS:
-        op, position = "full", op
-    elif not plus:
-        position = "none"
-    if op not in ATTENTIONS or position not in (*positions, *(() if plus else ("none",))):
-        known = [*ATTENTIONS, *positions]
-        raise ArgumentError(
-            "variant", f"takes {', '.join(known)}, or op+position such as bigbird+shaw{_nearest_variant(variant)}"
-        )
+    if not plus:
+        op, position = (variant, "none") if variant in ATTENTIONS else ("full", variant)
+    if op not in ATTENTIONS or (position not in positions and (plus or variant not in ATTENTIONS)):
+        names = ", ".join([*ATTENTIONS, *positions])
+        raise ArgumentError("variant", f"takes {names}, or op+position such as bigbird+shaw{_nearest_variant(variant)}")
     own = {"name": op, **overrides.get(op, {})}
     return own | {"position": {"name": position, **overrides.get(position, {})}}
 

@@ -103,12 +103,13 @@ class EncoderClassifier(nnx.Module):
         self.cls = nnx.Param(jax.random.normal(rngs.params(), (width,), param_dtype)) if pooling == "cls" else None
         self.positions = make_positions(position_embedding, num_positions, width, **dtypes, rngs=rngs)
         self.dropout = nnx.Dropout(dropout_rate)
-        blocks = [
-            EncoderBlock(
+
+        def make_block(rngs: nnx.Rngs, layer: int = 0) -> EncoderBlock:
+            return EncoderBlock(
                 width,
                 num_heads,
                 mlp_dim,
-                attention_fn=attention.at_layer(i),
+                attention_fn=attention.at_layer(layer),
                 num_kv_heads=num_kv_heads,
                 norm=norm,
                 dropout_rate=dropout_rate,
@@ -116,13 +117,12 @@ class EncoderClassifier(nnx.Module):
                 **dtypes,
                 rngs=rngs,
             )
-            for i in range(num_layers)
-        ]
-        if share_attention_params:
-            stack.share_attention_params(blocks)
-        self.blocks: Any = nnx.List(blocks)
+
+        self.blocks: Any
         if scan_layers:
-            self.blocks = stack.stack_blocks(blocks, shared=share_attention_params)
+            self.blocks = stack.make_stacked(make_block, num_layers, rngs=rngs, shared=share_attention_params)
+        else:
+            self.blocks = nnx.List(stack.make_blocks(make_block, num_layers, rngs=rngs, shared=share_attention_params))
         # Post-norm blocks end on a norm of their own.
         self.final_norm = LayerNorm(width, **dtypes, rngs=rngs) if norm == "pre" else None
         self.classify = nnx.Linear(width, num_classes, dtype=jnp.float32, param_dtype=param_dtype, rngs=rngs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,17 +22,57 @@ def share_attention_params(blocks: Sequence[EncoderBlock]) -> None:
         attention_fn.params = attention_fns[0].params
 
 
-def stack_blocks(blocks: Sequence[EncoderBlock], *, shared: bool = False) -> EncoderBlock:
-    """One block with arrays `[layers, ...]`; `shared`: but one set of the attention op's own parameters."""
-    graphdef, common, _ = _split(blocks[0], shared)
-    own = [_split(block, shared)[2] for block in blocks]
-    return nnx.merge(graphdef, common, jax.tree.map(lambda *arrays: jnp.stack(arrays), *own))
+def make_blocks(
+    make: Callable[[nnx.Rngs, int], EncoderBlock], num_layers: int, *, rngs: nnx.Rngs, shared: bool = False
+) -> list[EncoderBlock]:
+    """The blocks of layers 0 to `num_layers` - 1, made one after the other by `make(rngs, layer)`.
+
+    `shared`: all have the attention op's own parameters of the first.
+    """
+    if any(isinstance(count, jax.core.Tracer) for count in jax.tree.leaves(_counts(rngs))):
+        # Flax looks through the trace so far whenever a key is drawn, in time quadratic in the number of layers unless
+        # each has a trace of its own.
+        blocks = [nnx.jit(lambda rngs, layer=layer: make(rngs, layer))(rngs) for layer in range(num_layers)]
+    else:
+        blocks = [make(rngs, layer) for layer in range(num_layers)]
+    if shared:
+        share_attention_params(blocks)
+    return blocks
+
+
+def make_stacked(
+    make: Callable[[nnx.Rngs], EncoderBlock], num_layers: int, *, rngs: nnx.Rngs, shared: bool = False
+) -> EncoderBlock:
+    """One block with arrays `[layers, ...]`: those of `num_layers` blocks made one after the other, in one trace.
+
+    Args:
+      make: makes a block; it draws equally often from `rngs` each time, and layers differ by what they draw alone.
+      rngs: as for the first block; left as the last block leaves it.
+      shared: but one set of the attention op's own parameters, the first layer's.
+    """
+    before = _counts(rngs)
+    graphdef, common, _ = _split(make(rngs), shared)
+    draws = jax.tree.map(lambda after, count: after - count, _counts(rngs), before)
+
+    def at(layer: Any) -> nnx.Rngs:
+        """The streams as they are when that layer's turn comes."""
+        return nnx.merge(*nnx.split(rngs, nnx.RngKey, ...)[:2], jax.tree.map(lambda n, d: n + layer * d, before, draws))
+
+    layers = jnp.arange(num_layers, dtype=jnp.uint32)
+    own = jax.vmap(lambda layer: _split(make(at(layer)), shared)[2])(layers)
+    nnx.update(rngs, jax.tree.map(lambda n, d: n + num_layers * d, before, draws))
+    return nnx.merge(graphdef, common, own)
+
+
+def _counts(rngs: nnx.Rngs) -> Any:
+    """How often each stream was drawn from so far."""
+    return jax.tree.map(lambda count: count, nnx.state(rngs, nnx.RngCount))  # a copy: the stream goes on counting
 
 
 def unstack_blocks(
     stacked: EncoderBlock, num_layers: int, attention: Attention, *, shared: bool = False
 ) -> list[EncoderBlock]:
-    """The blocks that `stack_blocks` stacked; layer i attends with `attention.at_layer(i)`."""
+    """The blocks that `make_stacked` stacked; layer i attends with `attention.at_layer(i)`."""
     graphdef, common, own = _split(stacked, shared)
     blocks = []
     for index in range(num_layers):
@@ -83,7 +123,7 @@ def scan_blocks(
 
     Args:
       plans: what `Attention.plans` gives.
-      shared: as given to `stack_blocks`.
+      shared: as given to `make_stacked`.
     """
     graphdef, common, own = _split(stacked, shared)
 
