@@ -3,7 +3,7 @@
 See `python -m experiments.bench --help`, and `xformer.commands.bench` for the code.
 """
 
-from xformer.commands import bench, cli
+from xformer.commands import start
 
 if __name__ == "__main__":
-    cli.main(bench.command)
+    start.run("bench")

@@ -3,7 +3,7 @@
 See `python -m experiments.compare --help`, and `xformer.commands.compare` for the code.
 """
 
-from xformer.commands import cli, compare
+from xformer.commands import start
 
 if __name__ == "__main__":
-    cli.main(compare.command)
+    start.run("compare")

@@ -3,7 +3,7 @@
 See `python -m experiments.inspect --help`, and `xformer.commands.inspect` for the code.
 """
 
-from xformer.commands import cli, inspect
+from xformer.commands import start
 
 if __name__ == "__main__":
-    cli.main(inspect.command)
+    start.run("inspect")

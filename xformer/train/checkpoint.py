@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ class Checkpoints:
                 temporary.mkdir(parents=True)
             barrier(f"save {step}")
             for name, tree in trees.items():
-                _orbax().save(temporary / name, args=ocp.args.StandardSave(tree))
+                with _quiet():
+                    _orbax().save(temporary / name, args=ocp.args.StandardSave(tree))
             (temporary / f"data-{jax.process_index()}.json").write_text(json.dumps(data_state))
             barrier(f"saved {step}")
             if jax.process_index() == 0:
@@ -134,7 +135,8 @@ class Checkpoints:
         if (damage := self.damage(step)) is not None:
             raise CheckpointError(f"checkpoint {self.folder / str(step)} is damaged ({damage})")
         try:
-            return _orbax().restore(self.folder / str(step) / part, args=ocp.args.StandardRestore(target))
+            with _quiet():
+                return _orbax().restore(self.folder / str(step) / part, args=ocp.args.StandardRestore(target))
         except Exception as error:
             raise CheckpointError(f"{self.folder / str(step)} does not fit this model: {_line(error)}") from error
 
@@ -269,6 +271,20 @@ def _digests(path: Path, sync: bool = False) -> dict[str, str]:
                 os.fsync(opened.fileno())
             digests[file.relative_to(path).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
     return digests
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps orbax from logging the tracebacks of its threads: what they raise is raised here too, and said once."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _orbax() -> ocp.Checkpointer:
