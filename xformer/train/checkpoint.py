@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,17 @@ logger = logging.getLogger(__name__)
 
 KEEP = 2
 MANIFEST = "manifest.json"
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for the tracebacks that orbax logs of its threads: what they raise is raised by `save` too, and said once.
+
+    Some come after `save` has returned, so that this has to be a filter for good.
+    """
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+logging.getLogger("absl").addFilter(_is_news)
 
 
 class Checkpoints:
@@ -59,8 +70,7 @@ class Checkpoints:
                 temporary.mkdir(parents=True)
             barrier(f"save {step}")
             for name, tree in trees.items():
-                with _quiet():
-                    _orbax().save(temporary / name, args=ocp.args.StandardSave(tree))
+                _orbax().save(temporary / name, args=ocp.args.StandardSave(tree))
             (temporary / f"data-{jax.process_index()}.json").write_text(json.dumps(data_state))
             barrier(f"saved {step}")
             if jax.process_index() == 0:
@@ -135,8 +145,7 @@ class Checkpoints:
         if (damage := self.damage(step)) is not None:
             raise CheckpointError(f"checkpoint {self.folder / str(step)} is damaged ({damage})")
         try:
-            with _quiet():
-                return _orbax().restore(self.folder / str(step) / part, args=ocp.args.StandardRestore(target))
+            return _orbax().restore(self.folder / str(step) / part, args=ocp.args.StandardRestore(target))
         except Exception as error:
             raise CheckpointError(f"{self.folder / str(step)} does not fit this model: {_line(error)}") from error
 
@@ -271,20 +280,6 @@ def _digests(path: Path, sync: bool = False) -> dict[str, str]:
                 os.fsync(opened.fileno())
             digests[file.relative_to(path).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
     return digests
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps orbax from logging the tracebacks of its threads: what they raise is raised here too, and said once."""
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    before = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
 
 
 def _orbax() -> ocp.Checkpointer:
