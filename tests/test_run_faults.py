@@ -287,7 +287,7 @@ def test_predictions_say_what_was_cut(finished, caplog):
     np.testing.assert_allclose(loaded.predict([texts[1][:16]]).probabilities[0], probabilities[1], rtol=1e-5)
     assert loaded.preprocess(["short"])["inputs"].shape == (1, 16)  # as wide as the batches of training
     for wrong in ("", "text", [""], ["a", " \n"], [5]):
-        with pytest.raises(ValueError, match="texts must be a list|is empty"):
+        with pytest.raises(ValueError, match=r"texts must be a list|is empty"):
             loaded.predict(wrong)
     with pytest.raises(ValueError, match="batch_size must be a positive integer, got 0"):
         loaded.predict(["a"], batch_size=0)

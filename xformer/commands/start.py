@@ -12,7 +12,7 @@ RESUMABLE = 75  # as in xformer.commands.cli, which is not imported yet
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(name: str) -> NoReturn:
+def run(name: str) -> None:
     """Runs the command `xformer.commands.NAME` on the process's arguments and exits with its code."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores SIGINT
