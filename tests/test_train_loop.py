@@ -143,8 +143,10 @@ def test_every_example_is_evaluated_once(finished, batch, devices):
 
 def test_an_empty_split_is_an_error(finished):
     data = FakeData(sizes=SIZES | {"test": 0})
+    engine = finished[0]._engine()
+    state = engine.init()
     with pytest.raises(ValueError, match="the split 'test' has no examples"):
-        dataclasses.replace(finished[0], data=data).evaluate("test")
+        engine.evaluate((state.params, state.rest), data, "test")
 
 
 def test_nan_stops_the_run_and_names_step_checkpoint_and_layer(tmp_path):

@@ -220,6 +220,7 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def start_process(workdir: Path, cache: str, devices: int = 1, **arguments: Any) -> subprocess.Popen:
     """Starts `make_trainer(workdir, **arguments).fit()` in a process of its own; see train_process.py."""
     environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parent.parent),  # this checkout, whatever is installed
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_COMPILATION_CACHE_DIR": cache,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

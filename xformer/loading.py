@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,17 +17,25 @@ from xformer import experiment, tasks
 from xformer.train import DataChanged, checkpoint, data_record
 from xformer.train import workdir as folders
 
+logger = logging.getLogger(__name__)
 
-class Predictions(NamedTuple):
-    """What a model says of some texts.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says of some texts; `labels, probabilities = run.predict(texts)` works too.
 
     Attributes:
       labels: the name of the likeliest class of each text.
       probabilities: float32 `[texts, classes]`; each row sums to 1.
+      truncated: bool `[texts]`, True where the model saw the beginning of a text only.
     """
 
     labels: list[str]
     probabilities: np.ndarray
+    truncated: np.ndarray
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.labels, self.probabilities))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +57,23 @@ class Loaded:
     config: ConfigDict
 
     def predict(self, texts: Sequence[str], batch_size: int = 32) -> Predictions:
-        """Labels and probabilities of texts, `batch_size` at a time.
+        """Labels and probabilities of texts, `batch_size` at a time, each padded to `max_len` as in training.
+
+        Texts longer than `max_len` tokens are cut; the result says which, and a warning how many.
 
         Raises:
-          ValueError: not a list of strings, or a text that the vocabulary can't read.
+          ValueError: not a list of strings, an empty text, one that the vocabulary can't read, or a batch size below 1.
         """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}")
+        features, truncated = self.preprocess.encode(texts)
         if not len(texts):
-            return Predictions([], np.zeros((0, len(self.class_names)), np.float32))
-        features = self.preprocess(texts)
+            return Predictions([], np.zeros((0, len(self.class_names)), np.float32), truncated)
+        if truncated.any():
+            logger.warning(
+                "%d of %d texts are longer than max_len %d tokens and were cut; the first is text %d",
+                truncated.sum(), len(texts), self.preprocess.max_len, truncated.argmax(),
+            )  # fmt: skip
         rows = []
         for start in range(0, len(texts), batch_size):
             chunk = {name: array[start : start + batch_size] for name, array in features.items()}
@@ -64,7 +82,9 @@ class Loaded:
             batch = _probabilities(self.model, padded["inputs"], padded["mask"])
             rows.append(np.asarray(batch)[: len(chunk["inputs"])])
         probabilities = np.concatenate(rows)
-        return Predictions([self.class_names[index] for index in probabilities.argmax(axis=1)], probabilities)
+        return Predictions(
+            [self.class_names[index] for index in probabilities.argmax(axis=1)], probabilities, truncated
+        )
 
 
 @nnx.jit

@@ -85,7 +85,9 @@ def main(command: Callable[[Sequence[str]], None]) -> NoReturn:
     """Runs a command on the process's arguments and exits with its code: 0, 1, 2 or 75."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", force=True)
     # Before and after the trainer listens to signals itself, SIGTERM ends the program as Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         code = exit_code(command, sys.argv[1:])
     except Exception:

@@ -36,17 +36,26 @@ class Preprocessing:
     def __call__(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """`inputs` int32 [texts, max_len], cut at `max_len` and padded with 0, and `mask` bool, True at tokens.
 
-        Raises ValueError for a single string in place of a list, and for a text without a token.
+        All texts are padded to `max_len`, as the batches of training are, so that a pattern that depends on the padded
+        length (that of a bidirectional BigBird) is the one that the model was trained with.
+
+        Raises ValueError for a single string in place of a list, and for an empty text.
         """
+        return self.encode(texts)[0]
+
+    def encode(self, texts: Sequence[str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """What a call returns, and which texts were cut, bool [texts]. Raises ValueError as a call does."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
         ids = self.vocabulary.encode_batch(texts)
-        if (empty := next((index for index, sequence in enumerate(ids) if not sequence), None)) is not None:
-            raise ValueError(f"text {empty} of {len(ids)} is empty: {texts[empty]!r}")
+        empty = [index for index, sequence in enumerate(ids) if not sequence or not texts[index].strip()]
+        if empty:
+            raise ValueError(f"text {empty[0]} of {len(ids)} is empty: {texts[empty[0]]!r}")
         inputs = np.zeros((len(ids), self.max_len), np.int32)
         for row, sequence in zip(inputs, ids, strict=True):
             row[: len(sequence)] = sequence[: self.max_len]
-        return {"inputs": inputs, "mask": inputs > 0}
+        truncated = np.array([len(sequence) > self.max_len for sequence in ids], bool)
+        return {"inputs": inputs, "mask": inputs > 0}, truncated
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -17,6 +18,8 @@ from xformer.tasks.interface import Task
 from xformer.tasks.listops_trees import Grammar
 from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
+
+SAY_EVERY = 5.0  # seconds between two lines of progress
 
 PresetName = Literal["listops_2k", "listops_512", "listops_128"]
 
@@ -81,7 +84,7 @@ class ListOps(Task):
                 progress(f"listops: generating {sum(self.sizes.values()):,} expressions of {self.preset}")
             facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
             vocabulary = vocab.Symbols(listops_trees.SYMBOLS)
-            return store.Corpus(self.generate(), vocabulary, list("0123456789"), facts)
+            return store.Corpus(self.generate(progress=progress), vocabulary, list("0123456789"), facts)
 
         store.write(self._directory(data_dir), make)
         if progress:
@@ -90,14 +93,25 @@ class ListOps(Task):
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return TaskData(store.read(self._directory(data_dir)), self.length)
 
-    def generate(self, *, num_workers: int | None = None) -> dict[str, Ragged]:
-        """The three splits, whatever the number of threads: token ids uint8, labels 0-9."""
+    def generate(self, *, num_workers: int | None = None, progress: Progress = None) -> dict[str, Ragged]:
+        """The three splits, whatever the number of threads: token ids uint8, labels 0-9.
+
+        `progress` gets a line every few seconds.
+        """
         grammar = PRESETS[self.preset].grammar
         seen: set[bytes] = set()
         splits = {}
+        said = time.monotonic()
+
+        def made() -> None:
+            nonlocal said
+            if progress and time.monotonic() - said > SAY_EVERY:
+                said = time.monotonic()
+                progress(f"listops: {len(seen):,} of {sum(self.sizes.values()):,} expressions")
+
         # The small splits first, so that they stay the same whatever the size of the training split.
         for index, split in enumerate(("test", "validation", "train")):
-            splits[split] = _unique(grammar, (self.data_seed, index), self.sizes[split], seen, num_workers)
+            splits[split] = _unique(grammar, (self.data_seed, index), self.sizes[split], seen, num_workers, made)
         return {split: splits[split] for split in self.sizes}
 
     def _directory(self, data_dir: str | Path | None) -> Path:
@@ -105,13 +119,21 @@ class ListOps(Task):
         return store.directory(data_dir, "listops", f"{self.preset}_{sizes}_seed{self.data_seed}")
 
 
-def _unique(grammar: Grammar, seed: tuple[int, int], count: int, seen: set[bytes], num_workers: int | None) -> Ragged:
-    """The first `count` expressions of a stream that are not in `seen`; adds them to it."""
+def _unique(
+    grammar: Grammar,
+    seed: tuple[int, int],
+    count: int,
+    seen: set[bytes],
+    num_workers: int | None,
+    made: Callable[[], None],
+) -> Ragged:
+    """The first `count` expressions of a stream that are not in `seen`; adds them to it, and calls `made` at times."""
     sequences: list[np.ndarray] = []
     labels: list[int] = []
     chunks = listops_trees.stream(grammar, *seed, num_workers=num_workers)
     while len(labels) < count:
         chunk = next(chunks)
+        made()
         for index in range(len(chunk)):
             digest = hashlib.blake2b(chunk[index].tobytes(), digest_size=16).digest()
             if digest not in seen and len(labels) < count:

@@ -65,7 +65,7 @@ class Ragged:
             total = hashlib.sha256()
             for array in arrays:
                 total.update(f"{array.dtype.str}{array.shape}".encode())
-                total.update(np.ascontiguousarray(array))
+                total.update(np.ascontiguousarray(array).data)
             found[name] = total.hexdigest()
         return found
 

@@ -144,9 +144,13 @@ def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
     )
     make = builders.builder_class(name, config)
     tfds.disable_progress_bar()
-    with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about downloads that don't happen
-        builder = make(config=config, data_dir=scratch, file_format="array_record")
-        builder.download_and_prepare()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about downloads that don't happen
+            builder = make(config=config, data_dir=scratch, file_format="array_record")
+            builder.download_and_prepare()
+    except Exception as error:  # array_record reports a full disk as a RuntimeError or ValueError
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise OSError(f"{name}: the data can't be written to {target.parent}: {line}") from error
     return Path(builder.data_dir)
 
 

@@ -32,6 +32,17 @@ KEEP = 2
 MANIFEST = "manifest.json"
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for the tracebacks that orbax logs of its threads: what they raise is raised by `save` too, and said once.
+
+    Some come after `save` has returned, so that this has to be a filter for good.
+    """
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+logging.getLogger("absl").addFilter(_is_news)
+
+
 class Checkpoints:
     """The checkpoints of one run, in `folder`."""
 
@@ -234,6 +245,8 @@ def choose(checkpoints: Checkpoints, which: str) -> int:
             best = checkpoints.position(step).get("best")
             step, what = (best["step"], "the best checkpoint") if best else (step, what)
     if (damage := checkpoints.damage(step)) is not None:
+        if all(checkpoints.damage(other) is not None for other in steps):
+            raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
         state = f"damaged ({damage})" if step in steps else "missing"
         raise CheckpointError(
             f"{what} ({checkpoints.folder / str(step)}) is {state}; restore it from a copy, or ask for the newest "
@@ -243,7 +256,7 @@ def choose(checkpoints: Checkpoints, which: str) -> int:
 
 
 def _newest_intact(checkpoints: Checkpoints) -> int:
-    damaged = {}
+    damaged: dict[int, str] = {}
     for step in reversed(checkpoints.steps()):
         if (damage := checkpoints.damage(step)) is None:
             for other, what in damaged.items():

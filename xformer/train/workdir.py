@@ -140,7 +140,7 @@ def read_result(workdir: Path) -> dict[str, Any] | None:
         if result is not None and not (isinstance(result.get("best_step"), int) and "test" in result):
             raise WorkdirMismatch(f"{path} is damaged: best_step or test is missing")
     except WorkdirMismatch as error:
-        logger.warning("%s; it is made again from the checkpoints", error)
+        logger.warning("%s; what it said is found again from the checkpoints", error)
         return None
     return result
 

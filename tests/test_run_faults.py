@@ -1,17 +1,28 @@
-"""Data that changes behind a run: refused wherever the run is used again, and nothing of the run is rewritten."""
+"""What could lose or swap a user's work (other data, damaged files, signals): refused or said, nothing rewritten."""
 
 import functools
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 import xformer
 from xformer import experiment
 from xformer.commands import cli, compare, run
-from xformer.train import DataChanged, data_record
+from xformer.train import CheckpointError, DataChanged, WorkdirMismatch, data_record
+from xformer.train import workdir as folders
+from xformer.train.engine import Engine
 
+ROOT = Path(__file__).parent.parent
 WORDS = {"neg": "bad dull grey", "pos": "good warm blue"}
 SECTIONS = {
     "attention": {"name": "full"},
@@ -183,3 +194,147 @@ def test_differences_are_named():
     now = before | {"digest": "2", "train texts": "bb", "max_len": 8, "test texts": "cc"}
     assert data_record.differences(before, now) == ["train texts", "max_len (4 there, 8 now)", "test texts"]
     assert data_record.differences(before, before | {"digest": "2"}) == ["contents"]
+
+
+def flip(checkpoint):
+    files = [path for path in (checkpoint / "model").rglob("*") if path.is_file()]
+    path = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "a flipped byte": flip,
+    "no position": lambda checkpoint: (checkpoint / "position.json").unlink(),
+    "half a position": lambda checkpoint: (checkpoint / "position.json").write_text('{"step"'),
+    "no manifest": lambda checkpoint: (checkpoint / "manifest.json").unlink(),
+    "no checkpoint": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_another_checkpoint_is_used_only_when_asked_for(finished, capsys, damage):
+    work = finished / "work"
+    best = json.loads((work / "result.json").read_text())["best_step"]
+    (other,) = {2, 4} - {best}
+    damage(work / "checkpoints" / str(best))
+    before = contents(work)
+    assert command("--eval_only") == 1
+    out, err = capsys.readouterr()
+    (line,) = [line for line in err.splitlines() if not line.startswith("documents:")]
+    assert out == "" and line.startswith("error: the best checkpoint (") and "--checkpoint=last" in line
+    with pytest.raises(CheckpointError, match="the best checkpoint"):
+        xformer.load(work)
+    assert xformer.load(work, which="last").step == other
+    assert command("--eval_only", "--checkpoint=last") == 0
+    assert contents(work) == before
+
+
+def test_a_damaged_newest_checkpoint_does_not_hide_the_best_of_an_unfinished_run(half, caplog):
+    (only,) = (half / "work" / "checkpoints").iterdir()
+    shutil.copytree(only, only.with_name("1"))
+    flip(only)
+    with pytest.raises(CheckpointError, match="the newest checkpoint, which names the best,"):
+        xformer.load(half / "work")
+    assert xformer.load(half / "work", which="last").step == 1
+    assert f"checkpoint {only} is damaged" in caplog.text and "step 1 is used instead" in caplog.text
+
+
+def test_the_checkpoint_flag_goes_with_eval_only(finished, capsys):
+    assert command("--checkpoint=last") == 2
+    assert "--checkpoint: goes with --eval_only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", '{"name": "cha', "5", "null", "[]"])
+@pytest.mark.parametrize("name", ["config.json", "data.json"])
+def test_a_damaged_record_of_a_run_is_one_line(finished, capsys, name, content):
+    (finished / "work" / name).write_text(content)
+    before = contents(finished / "work")
+    assert command() == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert f"{Path('work') / name} is damaged" in line
+    with pytest.raises(WorkdirMismatch, match="is damaged"):
+        xformer.load(finished / "work")
+    assert contents(finished / "work") == before
+
+
+def test_a_damaged_result_is_made_again(finished, caplog):
+    path = finished / "work" / "result.json"
+    result = json.loads(path.read_text())
+    rows = finished / "work" / "metrics.jsonl"
+    logged = rows.read_text()
+    rows.write_text("5\n" + logged + '{}\n{"step": 4, "spl')
+    for content in ("", "5", "{}", '{"name": "changes", "best_st'):
+        path.write_text(content)
+        assert folders.read_result(path.parent) is None and "result.json is damaged" in caplog.text
+    assert command() == 0
+    again = json.loads(path.read_text())
+    assert all(again[key] == result[key] for key in ("eval", "test", "best_step"))
+    assert "damaged rows are left out: 1, " in caplog.text
+    assert rows.read_text() == logged
+
+
+def test_predictions_say_what_was_cut(finished, caplog):
+    loaded = xformer.load(finished / "work")
+    texts = ["bad dull grey", "good warm blue and so on and on", "x" * 16, "x" * 17]
+    found = loaded.predict(texts, batch_size=3)
+    assert found.truncated.tolist() == [False, True, False, True]
+    assert "2 of 4 texts are longer than max_len 16 tokens and were cut; the first is text 1" in caplog.text
+    labels, probabilities = found
+    assert labels == found.labels and probabilities is found.probabilities
+    assert loaded.predict([]).truncated.shape == (0,)
+    np.testing.assert_allclose(loaded.predict([texts[1][:16]]).probabilities[0], probabilities[1], rtol=1e-5)
+    assert loaded.preprocess(["short"])["inputs"].shape == (1, 16)  # as wide as the batches of training
+    for wrong in ("", "text", [""], ["a", " \n"], [5]):
+        with pytest.raises(ValueError, match=r"texts must be a list|is empty"):
+            loaded.predict(wrong)
+    with pytest.raises(ValueError, match="batch_size must be a positive integer, got 0"):
+        loaded.predict(["a"], batch_size=0)
+
+
+def test_a_batch_far_larger_than_the_data_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(begin(tmp_path))
+    assert command("--config.train.batch_size=3000000") == 2
+    assert "must be at most 4 times the 48 training examples, got 3,000,000" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
+def test_running_out_of_memory_is_one_line(finished, monkeypatch, capsys):
+    def fail(*args, **kwargs):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99999 bytes.")
+
+    monkeypatch.setattr(Engine, "evaluate", fail)
+    assert command("--eval_only") == 1
+    (finished / "work" / "result.json").unlink()
+    assert command() == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2 and all("out of memory: RESOURCE_EXHAUSTED" in line for line in errors)
+    assert all("train.batch_size is 8" in line for line in errors)
+
+
+def test_a_signal_before_anything_is_begun(tmp_path):
+    arguments = [sys.executable, "-m", "experiments.run", "--config=x.py", f"--workdir={tmp_path / 'work'}"]
+    process = subprocess.Popen(arguments, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline, caught = time.monotonic() + 60, 0
+    while not caught >> (signal.SIGTERM - 1) & 1 and time.monotonic() < deadline:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (75, "")
+    assert err == "stopped: SIGTERM came before anything was begun; the same command begins it\n"
+
+
+def test_names_that_are_no_utf_8(tmp_path, monkeypatch, capsys):
+    """A file system may hold any bytes: in the home folder, the data and the run's folder."""
+    home = tmp_path / os.fsdecode(b"caf\xe9")
+    home.mkdir()
+    monkeypatch.chdir(begin(home))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XFORMER_DATA", raising=False)
+    config = json.loads((home / "run.json").read_text())
+    config["task"]["path"] = str(home / "d.tsv")
+    (home / "run.json").write_text(json.dumps(config))
+    assert cli.exit_code(run.command, ["--config=run.json", f"--workdir={home / 'work'}"]) == 0
+    assert xformer.load(home / "work").predict(["bad dull grey"]).labels
