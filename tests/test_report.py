@@ -214,7 +214,7 @@ def test_loss_is_the_metric_where_there_is_no_accuracy(tmp_path):
     report_fake.edit(tmp_path, "bigbird", 1, test={"loss": 0.2, "examples": 10})
     written = report.write(tmp_path)
     assert "test loss" in written.table and "0.2000 ± 0.0000" in written.table
-    assert "No variant is called better: that takes 3 seeds or more, and full has 2" in written.html.read_text()
+    assert "No variant is called better: that takes 3 seeds or more, and each has 2" in written.html.read_text()
 
 
 def test_what_differs_is_shown_and_more_than_attention_is_said(tmp_path):

@@ -54,7 +54,7 @@ def lead(comparison):
         (
             [0.610],
             [0.612],
-            "No variant is called better: that takes 3 seeds or more, and full has 1 and",
+            "No variant is called better: that takes 3 seeds or more, and each has 1.",
         ),
         ([0.61, 0.61], [0.95, 0.95], "No variant is called better: that takes 3 seeds or more"),
         (
@@ -79,12 +79,22 @@ def test_more_test_examples_can_tell(tmp_path):
 
 def test_few_flops_at_chance_level_are_no_merit(tmp_path):
     accuracies = {"full": [0.7, 0.71, 0.7], "linformer": [0.5, 0.7, 0.7], "bigbird": [0.69, 0.7, 0.7]}
-    text = lead(compared(tmp_path, accuracies))
+    comparison = compared(tmp_path, accuracies)
+    rows, text = summary.rows(comparison), lead(comparison)
+    assert [row.variant for row in quality.front(rows, lambda row: row.train_flops, True)] == ["bigbird", "full"]
     assert "Of the variants above chance in every run, bigbird takes the fewest training FLOPs, 0.61× those" in text
     text = lead(compared(tmp_path, {"full": [0.7], "linformer": [0.5]}))
     assert "fewest" not in text
     text = lead(compared(tmp_path, {"full": [0.5, 0.5], "linformer": [0.49, 0.5]}))
     assert text.startswith("Every run ended at chance level") and "fewest" not in text
+
+
+def test_what_has_no_result_yet_is_not_beaten(tmp_path):
+    compared(tmp_path, {"full": [0.7] * 3, "bigbird": [0.9] * 3, "linformer": [0.7] * 3})
+    for seed in range(3):
+        (tmp_path / "runs" / f"linformer-{seed}" / "result.json").unlink()
+    text = lead(results.load(tmp_path))
+    assert text.startswith("6 of 9 runs are finished. 2 of 3 variants have a result. bigbird has the best")
 
 
 def test_uncounted_flops_are_said_where_the_flops_are(tmp_path):
@@ -158,8 +168,8 @@ def test_one_measured_length_is_called_that_and_no_line_is_drawn(figures):
         "Time and memory were measured of full and bigbird at 512 tokens; of window at 512 and 2,048 tokens. "
         "At 1,024 tokens FLOPs were counted, nothing was measured."
     )
-    assert f"bigbird: cost of attention at 1,024 and 2,048 tokens: {LATE}" in costs.warnings(rows)
-    assert "window: cost of attention at 1,024 tokens: not measured: out of memory" in costs.warnings(rows)
+    assert f"cost of attention of full and bigbird at 1,024 and 2,048 tokens: {LATE}" in costs.warnings(rows)
+    assert "cost of attention of window at 1,024 tokens: not measured: out of memory" in costs.warnings(rows)
     assert costs.picture(rows, ["full", "bigbird", "window"], "full", style.LIGHT)
     time = next(ax for ax in figures[0].axes if ax.get_title(loc="left") == "time, forward")
     for line in time.lines:
@@ -170,6 +180,14 @@ def test_one_measured_length_is_called_that_and_no_line_is_drawn(figures):
     assert len(time.lines) == 3, "no ring where one length was measured"
     low, high = time.get_xlim()
     assert low < 512 and high > 2048, "the axis shows the lengths where nothing was measured too"
+
+
+def test_labels_stand_beside_points_that_end_early(figures):
+    nan = math.nan
+    rows = measured("full", 2.0, nan, nan) + measured("bigbird", 1.0, nan, nan)
+    assert costs.picture(rows, ["full", "bigbird"], "full", style.LIGHT)
+    flops, time = figures[0].axes
+    assert all(text.xyann[0] < 0.2 for text in time.texts) and all(text.xyann[0] > 0.9 for text in flops.texts)
 
 
 def test_warnings_about_costs_reach_the_report(tmp_path):

@@ -292,7 +292,8 @@ def test_inspect(variant, tmp_path, capsys):
     code, text, err = in_process(capsys, inspect.command, *args)
     assert (code, err) == (0, "")
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert "assumed: the data is not prepared yet" in text
+    assert "256 token ids, 10 classes (assumed: the data is not prepared yet)" in text
+    assert "hold for these assumed sizes and inputs of 128 tokens" in text
 
     def number(pattern):
         return int(re.search(pattern, text)[1].replace(",", ""))
@@ -310,6 +311,14 @@ def test_inspect(variant, tmp_path, capsys):
     assert sum(flops.values()) == number(r"FLOPs of a forward pass +([\d,]+)\n")
     assert number(r"FLOPs of a training step +([\d,]+)\n") > 2 * sum(flops.values())
     assert number(r"FLOPs of 400 steps +([\d,]+)\n") == 400 * number(r"FLOPs of a training step +([\d,]+)\n")
+
+
+def test_inspect_writes_only_where_it_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = in_process(capsys, inspect.command, f"{DEMO}:full", "--data_dir=data")
+    assert (code, err) == (0, "") and not list(tmp_path.iterdir())
+    code, _, err = in_process(capsys, inspect.command, f"{DEMO}:full", "--data_dir=data", "--out=pattern.txt")
+    assert code == 2 and err == "error: --out: got 'pattern.txt', takes a file that ends in .png\n"
 
 
 def test_inspect_counts_what_training_does(trained, data_dir, tmp_path, capsys):

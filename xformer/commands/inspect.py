@@ -25,10 +25,6 @@ from xformer.report import patterns, style
 from xformer.schema import ConfigError
 from xformer.train import step as steps
 
-ASSUMED = (
-    "all three are assumed, since the data is not prepared; parameters and FLOPs change with them. Training prepares "
-    "the data, and then the sizes are the data's own"
-)
 MAX_PICTURE = 2048  # positions on a side of the pattern that is computed
 
 
@@ -62,10 +58,11 @@ def command(argv: Sequence[str]) -> None:
     batch = batch_shapes(experiment, sizes["max_len"])
     print(f"{experiment.name}: {experiment.attention}")
     print(f"batch {experiment.train.batch_size} x {sizes['max_len']} tokens, computing in {experiment.train.dtype}")
-    print(
-        f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes, at most {sizes['max_len']} tokens: "
-        f"{source}\n"
-    )
+    print(f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes ({source})")
+    if source.startswith("assumed"):
+        print(f"Parameters and FLOPs hold for these assumed sizes and inputs of {sizes['max_len']} tokens. "
+              "Training prepares the data; then its own sizes are shown.")  # fmt: skip
+    print()
     print(table(layers(experiment, sizes, batch, args.depth)))
     print()
     print(totals(experiment, sizes, batch))
@@ -90,7 +87,7 @@ def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, 
         data = experiment.task.open(data_dir)
     except tasks.DataMissing:
         assumed = ASSUMED_SIZES | {"max_len": experiment.task.length}
-        return assumed, ASSUMED
+        return assumed, "assumed: the data is not prepared yet"
     sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
     return sizes, "from the prepared data"
 

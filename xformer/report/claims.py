@@ -23,7 +23,8 @@ def lead(comparison: Comparison, rows: Sequence[Row]) -> str:
     elif not done:
         found = [] if state else ["No run has a result."]
     else:
-        found = [_quality(comparison, done), _cheapest(comparison, rows, done)]
+        some = f"{len(done)} of {len(rows)} variants have a result." if 1 < len(done) < len(rows) else ""
+        found = [some, _quality(comparison, done), _cheapest(comparison, rows, done)]
     return " ".join(sentence for sentence in (state, *found) if sentence)
 
 
@@ -38,17 +39,19 @@ def _quality(comparison: Comparison, done: Sequence[Row]) -> str:
     if len(done) == 1:
         return f"{best.variant} reaches a {metric} of {spell(best)}; no other variant has a result."
     if len(few := [row for row in done if row.quality.count < MIN_SEEDS]):
+        counts = {row.quality.count for row in done}
         have = formatting.listed([f"{row.variant} has {row.quality.count}" for row in few])
+        have = f"each has {counts.pop()}" if len(counts) == 1 else have
         return (f"Mean {metric} lies between {spell(worst)} ({worst.variant}) and {spell(best)} ({best.variant}). No "
                 f"variant is called better: that takes {MIN_SEEDS} seeds or more, and {have}.")  # fmt: skip
+    over = "over seeds and test examples" if any(row.examples_half_width for row in done) else "over seeds"
     rivals = [row.variant for row in done if row is not best and not summary.clearly_differ(best, row)]
     if rivals:
-        return (f"{best.variant} has the highest mean {metric}" if comparison.higher_is_better
-                else f"{best.variant} has the lowest mean {metric}") + (
-                f", {spell(best)}, but is not clearly better than {formatting.listed(rivals)}: their 95 % intervals, "
-                "over seeds and test examples, overlap.")  # fmt: skip
-    return (f"{best.variant} has the best {metric}, {spell(best)}: its 95 % interval, over seeds and test examples, "
-            "overlaps no other variant's.")  # fmt: skip
+        end = "highest" if comparison.higher_is_better else "lowest"
+        return (f"{best.variant} has the {end} mean {metric}, {spell(best)}, but is not clearly better than "
+                f"{formatting.listed(rivals)}: their 95 % intervals, {over}, overlap.")  # fmt: skip
+    return (f"{best.variant} has the best {metric}, {spell(best)}: its 95 % interval, {over}, overlaps no other "
+            "variant's.")  # fmt: skip
 
 
 def _cheapest(comparison: Comparison, rows: Sequence[Row], done: Sequence[Row]) -> str:

@@ -116,14 +116,17 @@ def coverage(rows: Sequence[CostRow]) -> str:
 
 
 def warnings(rows: Sequence[CostRow]) -> list[str]:
-    """What was to be measured or counted and was not, one line for each variant and reason."""
+    """What was to be measured or counted and was not, one line for each reason and set of lengths."""
     lengths: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         if row.note:
-            lengths.setdefault((row.variant, row.note), []).append(row.length)
+            lengths.setdefault((row.note, row.variant), []).append(row.length)
+    variants: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (note, variant), found in lengths.items():
+        variants.setdefault((note, tuple(sorted(found))), []).append(variant)
     return [
-        f"{variant}: cost of attention at {formatting.lengths(sorted(found))}: {note}"
-        for (variant, note), found in lengths.items()
+        f"cost of attention of {formatting.listed(names)} at {formatting.lengths(found)}: {note}"
+        for (note, found), names in variants.items()
     ]
 
 

@@ -25,28 +25,29 @@ Label = tuple[float, float, str, str]
 
 
 def label_ends(ax: Axes, ends: Sequence[Label], size: float = 8.5) -> None:
-    """Writes each label beside the right edge of the axes, moved up or down until none overlap, within the axes.
+    """Writes each label right of all points, moved up or down until none overlap, within the height of the axes.
 
     Call when limits, scales and layout are final. Each label is joined to its point by a thin line. Labels that do not
     all fit are written closer together.
     """
     to_axes = ax.transData + ax.transAxes.inverted()
     points = sorted(((*to_axes.transform((x, y)), text, colour) for x, y, text, colour in ends), key=lambda p: p[1])
+    side = max((point[0] for point in points), default=1.0) + 0.06
     height = ax.get_window_extent().height / _figure(ax).dpi * 72
     edge = 0.5 * size / height  # a label reaches this far above and below its middle
     gap = min(1.25 * size / height, (1 - 2 * edge) / max(1, len(points) - 1))
     places = spread([point[1] for point in points], gap, edge, 1 - edge)
     for (x, y, text, colour), place in zip(points, places, strict=True):
         ax.annotate(
-            formatting.short(text), xy=(x, y), xytext=(1.035, place), xycoords="axes fraction",
+            formatting.short(text, 20), xy=(x, y), xytext=(side, place), xycoords="axes fraction",
             textcoords="axes fraction", color=colour, fontsize=size, va="center", ha="left", annotation_clip=False,
             arrowprops=leader(colour) | {"relpos": (0, 0.5)},  # from the middle of the label's left edge
         )  # fmt: skip
 
 
 def leader(colour: str) -> dict[str, Any]:
-    """The thin line from a label to its point."""
-    return {"arrowstyle": "-", "color": colour, "lw": 0.6, "alpha": 0.7, "shrinkA": 1, "shrinkB": 3}
+    """The thin line from a label to its point, dotted: nobody must read it as a curve."""
+    return {"arrowstyle": "-", "color": colour, "lw": 0.7, "ls": ":", "alpha": 0.8, "shrinkA": 1, "shrinkB": 4}
 
 
 def spread(places: Sequence[float], gap: float, low: float = -math.inf, high: float = math.inf) -> list[float]:

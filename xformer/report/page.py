@@ -117,6 +117,7 @@ def _plots(
         "one seed, no intervals")  # fmt: skip
     chance = summary.baseline(comparison, "test")
     guess = f" Always answering the commonest class gives {formatting.percent(chance)}." if chance >= 0 else ""
+    left_out = " Variants with a run at chance level are not filled." if any(row.chance_seeds for row in rows) else ""
     cost_caption = [
         "The attention operation alone. A ring marks the length from which a variant is cheaper than "
         f"{reference}, at every longer length too.",
@@ -136,7 +137,7 @@ def _plots(
              lambda theme: quality.curves(comparison, theme)),
         plot("pareto.png", "Quality against cost",
              f"Test {comparison.metric} of the best checkpoint; {over}. The dashed line joins the filled points: no "
-             "other variant has both a better mean and a lower cost, intervals not regarded." + guess,
+             "other variant has both a better mean and a lower cost, intervals not regarded." + guess + left_out,
              lambda theme: quality.pareto(comparison, rows, theme)),
         plot("costs.png", "Cost of attention against length",
              " ".join(filter(None, cost_caption)),

@@ -134,10 +134,14 @@ def _draw_panel(ax: Axes, panel: Panel, comparison: Comparison, rows: Sequence[R
 
 
 def front(rows: Sequence[Row], cost: Callable[[Row], float], higher_is_better: bool) -> list[Row]:
-    """The rows that no other beats in both cost and quality, by rising cost."""
+    """The rows that no other beats in both cost and quality, by rising cost; none with a run at chance level.
+
+    What has learnt nothing is cheap for nothing.
+    """
     sign = 1 if higher_is_better else -1
     kept: list[Row] = []
-    for row in sorted(rows, key=lambda row: (cost(row), -sign * row.quality.mean)):
+    learnt = [row for row in rows if not row.chance_seeds]
+    for row in sorted(learnt, key=lambda row: (cost(row), -sign * row.quality.mean)):
         if not kept or sign * row.quality.mean > sign * kept[-1].quality.mean:
             kept.append(row)
     return kept
