@@ -3,7 +3,7 @@
 See `python -m experiments.bench --help`, and `xformer.commands.bench` for the code.
 """
 
-from xformer.commands.main import run
+from xformer.commands import start
 
 if __name__ == "__main__":
-    run("bench")
+    start.run("bench")

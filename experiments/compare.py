@@ -3,7 +3,7 @@
 See `python -m experiments.compare --help`, and `xformer.commands.compare` for the code.
 """
 
-from xformer.commands.main import run
+from xformer.commands import start
 
 if __name__ == "__main__":
-    run("compare")
+    start.run("compare")

@@ -3,7 +3,7 @@
 See `python -m experiments.inspect --help`, and `xformer.commands.inspect` for the code.
 """
 
-from xformer.commands.main import run
+from xformer.commands import start
 
 if __name__ == "__main__":
-    run("inspect")
+    start.run("inspect")

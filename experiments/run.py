@@ -3,7 +3,7 @@
 See `python -m experiments.run --help`, and `xformer.commands.run` for the code.
 """
 
-from xformer.commands.main import run
+from xformer.commands import start
 
 if __name__ == "__main__":
-    run("run")
+    start.run("run")

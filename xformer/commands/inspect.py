@@ -1,6 +1,6 @@
 """Shapes, parameters and FLOPs of every layer of an experiment, and its attention pattern as a picture. Trains nothing.
 
-python -m experiments.inspect --config=configs/listops.py:bigbird [--out=pattern.png] [--depth=2]
+xformer inspect --config=listops:bigbird [--out=pattern.png] [--depth=2]
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.metadata
 import sys
 from typing import NoReturn
 
 from xformer import shipped
+from xformer.commands import start
 
 COMMANDS = {
     "run": "train and evaluate one experiment",
@@ -43,15 +43,7 @@ def main() -> NoReturn:
         print(f"error: got {name!r}, takes a command: {', '.join(COMMANDS)}{nearest}", file=sys.stderr)
         sys.exit(2)
     sys.argv = [f"xformer {name}", *rest]  # argparse names the program by it
-    run(name)
-
-
-def run(name: str) -> NoReturn:
-    """Runs the command of this name on the process's arguments."""
-    from xformer.commands import cli
-
-    # Imported inside `main`, which says in one line what to install where a package is missing.
-    cli.main(lambda argv: importlib.import_module(f"xformer.commands.{name}").command(argv))
+    start.run(name)
 
 
 def usage() -> str:
