@@ -17,9 +17,9 @@ def run(name: str) -> NoReturn:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores SIGINT
             signal.signal(number, _nothing_begun)
-    cli = importlib.import_module("xformer.commands.cli")
-    command = importlib.import_module(f"xformer.commands.{name}").command
-    cli.main(command)
+    from xformer.commands import cli  # takes seconds
+
+    cli.main(importlib.import_module(f"xformer.commands.{name}").command)
 
 
 def _nothing_begun(number: int, frame: FrameType | None) -> NoReturn:
