@@ -104,14 +104,15 @@ class Row:
 def rows(*, positions=False, causal=(False,), implementations=(None,), where=lambda case: True):
     """The table as a pytest parametrisation named `row`; arguments multiply the cases by what is legal.
 
-    Of the rows that share variant, position term and implementation, `make test` runs one (all of them without a
-    position term, causal and not), `make test-full` the others.
+    Of the rows that share variant, position term and implementation, `make test` runs one (without a position term
+    both, causal and not), `make test-full` the others.
     """
     table, groups = [], {}
     for case in filter(where, CASES):
         for term, position in case.positions.items() if positions else [("none", None)]:
             for implementation in implementations:
-                group = groups.setdefault((_variant(case), term, implementation), [])
+                # No implementation given is "xla" on a CPU; shaw-far is Shaw's term with another distance.
+                group = groups.setdefault((_variant(case), term.partition("-")[0], implementation or "xla"), [])
                 for flag in causal:
                     if flag and not case.causal:
                         continue
@@ -121,10 +122,13 @@ def rows(*, positions=False, causal=(False,), implementations=(None,), where=lam
                     name = "-".join(label for label in labels if label)
                     group.append(Row(name, case, dataclasses.replace(case.op, **fields)))
     for index, ((_, term, _), group) in enumerate(groups.items()):
-        chosen = group[index % len(group)] if group else None  # by turns, so that causal rows are among them
+        if not group:
+            continue
+        turn = index + index // len(implementations)  # so that each implementation has causal rows and others
+        chosen, first = group[turn % len(group)], group[0]
         for row in group:
-            sampled = row is chosen or (term == "none" and row.case is group[0].case)
-            table.append(pytest.param(row, marks=() if sampled else pytest.mark.full))
+            plain = term == "none" and (row.case, row.op.implementation) == (first.case, first.op.implementation)
+            table.append(pytest.param(row, marks=() if row is chosen or plain else pytest.mark.full))
     return pytest.mark.parametrize("row", table, ids=str)
 
 
