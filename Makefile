@@ -9,13 +9,24 @@ LRA_DIR ?= runs/compare_lra_listops
 BENCH_ATTENTION ?= full,causal,window,bigbird,linformer,shaw,music
 BENCH_LENGTHS ?= 512,1024,2048,4096,8192,16384,65536
 
-.PHONY: demo test lint compare-imdb lra-listops bench-peers clean
+.PHONY: demo test test-full lint docs wheel compare-imdb lra-listops bench-peers clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
 
 test: .venv/test.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
+
+# The rest of the conformance matrix: what `make test` samples. No test runs in both.
+test-full: .venv/test.stamp
+	$(BIN)/python -m pytest -m full -n $(WORKERS) --dist loadfile --durations=15
+
+# The documentation site, in build/site; any warning fails.
+docs: .venv/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: .venv/base.stamp
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 lint: .venv/lint.stamp
 	$(BIN)/ruff check .
@@ -57,6 +68,10 @@ bench-peers: .venv-peers/stamp
 
 .venv/lint.stamp: .venv/test.stamp pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	touch $@
+
+.venv/docs.stamp: .venv/base.stamp pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
 	touch $@
 
 # The reviews come in a package whose own dependencies (pandas) are not needed to read them.

@@ -102,20 +102,47 @@ class Row:
 
 
 def rows(*, positions=False, causal=(False,), implementations=(None,), where=lambda case: True):
-    """The table as a pytest parametrisation named `row`; arguments multiply the cases by what is legal."""
-    table = []
+    """The table as a pytest parametrisation named `row`; arguments multiply the cases by what is legal.
+
+    Of the rows that share variant, position term and implementation, `make test` runs one (without a position term
+    both, causal and not), `make test-full` the others.
+    """
+    table, groups = [], {}
     for case in filter(where, CASES):
         for term, position in case.positions.items() if positions else [("none", None)]:
-            for flag in causal:
-                for implementation in implementations:
+            for implementation in implementations:
+                # No implementation given is "xla" on a CPU; shaw-far is Shaw's term with another distance.
+                group = groups.setdefault((_variant(case), term.partition("-")[0], implementation or "xla"), [])
+                for flag in causal:
                     if flag and not case.causal:
                         continue
                     fields = {"implementation": implementation, "causal": flag}
                     fields |= {"position": position} if position is not None else {}
                     labels = [case.name, term if positions else "", "causal" if flag else "", implementation or ""]
                     name = "-".join(label for label in labels if label)
-                    table.append(Row(name, case, dataclasses.replace(case.op, **fields)))
+                    group.append(Row(name, case, dataclasses.replace(case.op, **fields)))
+    for index, ((_, term, _), group) in enumerate(groups.items()):
+        if not group:
+            continue
+        turn = index + index // len(implementations)  # so that each implementation has causal rows and others
+        chosen, first = group[turn % len(group)], group[0]
+        for row in group:
+            plain = term == "none" and (row.case, row.op.implementation) == (first.case, first.op.implementation)
+            table.append(pytest.param(row, marks=() if row is chosen or plain else pytest.mark.full))
     return pytest.mark.parametrize("row", table, ids=str)
+
+
+def sampled(name, values, *, keep, **options):
+    """A parametrisation of which `make test` runs the values in `keep` and `make test-full` the others."""
+    assert set(keep) <= set(values), f"{keep} not all in {values}"
+    marked = [value if value in keep else pytest.param(value, marks=pytest.mark.full) for value in values]
+    return pytest.mark.parametrize(name, marked, **options)
+
+
+def _variant(case):
+    """What one row stands for: a variant with the kind of projection where it has one, or a pattern of its own."""
+    projection = getattr(case.op, "projection", None)
+    return (type(case.op), projection) if projection else case.name
 
 
 def with_fields(row, **fields):

@@ -40,7 +40,7 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     """
     given = config.to_dict() if isinstance(config, ConfigDict) else schema.as_mapping("config", config)
     if "variants" in given:
-        raise ConfigError("--config: this is a comparison; run it with python -m experiments.compare")
+        raise ConfigError("--config: this is a comparison; run it with xformer compare")
     sections = {name: Parameter(Any) for name in SECTIONS}
     takes = {"name": Parameter(str), "seed": Parameter(int, 0), **sections}
     checked = schema.check_keys("", given, takes, "an experiment")

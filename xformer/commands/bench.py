@@ -1,6 +1,6 @@
 """Time and memory of attention against length, every variant beside its peers.
 
-  python -m experiments.bench --attention=full,linformer,bigbird --lengths=1024,4096 --out=bench.json
+  xformer bench --attention=full,linformer,bigbird --lengths=1024,4096 --out=bench.json
 
 A variant is full, window, bigbird, linformer, a position with full attention (shaw, music, t5, alibi, rotary), causal,
 or several joined: bigbird+shaw, window+causal. All of a length run in one process and take turns. Peers that compute a

@@ -1,6 +1,6 @@
 """Train every variant of a comparison with every seed, and write the report.
 
-  python -m experiments.compare --config=configs/compare_listops.py --workdir=runs/b [--config.base.train.num_steps=200]
+  xformer compare --config=compare_listops --workdir=runs/b [--config.base.train.num_steps=200]
 
 A comparison config has `name`, `base` (an experiment), `variants` (name -> what it changes of the base, as a rule only
 `attention`), `seeds` and `report`. The same command again skips the runs that are finished and resumes the others; it

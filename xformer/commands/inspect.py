@@ -1,6 +1,6 @@
 """Shapes, parameters and FLOPs of every layer of an experiment, and its attention pattern as a picture. Trains nothing.
 
-  python -m experiments.inspect --config=configs/listops.py:bigbird [--depth=2] [--out=pattern.png]
+  xformer inspect --config=listops:bigbird [--depth=2] [--out=pattern.png]
 
 Writes nothing without --out. Sizes come from the prepared data; without it they are assumed, and the output says so.
 """

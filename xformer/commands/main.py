@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import importlib.metadata
 import sys
 from typing import NoReturn
 
 from xformer import shipped
+from xformer.checks import did_you_mean
+from xformer.commands import start
 
 COMMANDS = {
     "run": "train and evaluate one experiment",
@@ -38,20 +38,13 @@ def main() -> NoReturn:
         print(usage(), file=sys.stdout if name else sys.stderr)
         sys.exit(0 if name else 2)
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        nearest = f"; nearest match {close[0]!r}" if close else ""
-        print(f"error: got {name!r}, takes a command: {', '.join(COMMANDS)}{nearest}", file=sys.stderr)
+        print(
+            f"error: got {name!r}, takes a command: {', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}",
+            file=sys.stderr,
+        )
         sys.exit(2)
     sys.argv = [f"xformer {name}", *rest]  # argparse names the program by it
-    run(name)
-
-
-def run(name: str) -> NoReturn:
-    """Runs the command of this name on the process's arguments."""
-    from xformer.commands import cli
-
-    # Imported inside `main`, which says in one line what to install where a package is missing.
-    cli.main(lambda argv: importlib.import_module(f"xformer.commands.{name}").command(argv))
+    start.run(name)
 
 
 def usage() -> str:

@@ -1,6 +1,6 @@
 """Train and evaluate one experiment.
 
-  python -m experiments.run --config=configs/listops.py:bigbird --workdir=runs/a [--config.train.num_steps=200]
+  xformer run --config=listops:bigbird --workdir=runs/a [--config.train.num_steps=200]
 
 The same command again goes on from the last checkpoint. `--config=runs/a/config.json` repeats a run exactly. On many
 hosts, start it on each; under SLURM and Open MPI the processes find each other, elsewhere name them with --coordinator,

@@ -12,14 +12,14 @@ RESUMABLE = 75  # as in xformer.commands.cli, which is not imported yet
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(name: str) -> None:
+def run(name: str) -> NoReturn:
     """Runs the command `xformer.commands.NAME` on the process's arguments and exits with its code."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores SIGINT
             signal.signal(number, _nothing_begun)
-    cli = importlib.import_module("xformer.commands.cli")
-    command = importlib.import_module(f"xformer.commands.{name}").command
-    cli.main(command)
+    from xformer.commands import cli  # takes seconds
+
+    cli.main(importlib.import_module(f"xformer.commands.{name}").command)
 
 
 def _nothing_begun(number: int, frame: FrameType | None) -> NoReturn:
