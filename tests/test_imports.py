@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "xformer.models": {"xformer.nn", "xformer.attention", "xformer.checks"},
     "xformer.tasks": set(),
     "xformer.cost": {"xformer.attention"},
-    "xformer.train": {"xformer.cost"},
+    "xformer.difference": set(),
+    "xformer.train": {"xformer.cost", "xformer.difference"},
     "xformer.report": set(),
     "xformer.schema": {"xformer.checks"},
     "xformer.config_errors": {"xformer.schema"},
@@ -28,6 +29,7 @@ MAY_IMPORT = {
     "xformer.experiment": {
         "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.sections",
     },
+    "xformer.config_help": {"xformer.attention", "xformer.schema", "xformer.sections", "xformer.tasks"},
     "xformer.config": {"xformer.experiment", "xformer.presets", "xformer.schema", "xformer.sections"},
     "xformer.loading": {"xformer.experiment", "xformer.tasks", "xformer.train", "xformer.schema"},
     "xformer": {"xformer.loading"},
