@@ -1,9 +1,9 @@
-"""A variant or a position is one line in its table: configs take it from there, and its hyperparameters from its class."""
+"""A variant or a position is one line in its table; configs take its hyperparameters from its class."""
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from test_config import EXPERIMENTS, load, refusal
@@ -23,7 +23,7 @@ class Stripes(Full):
     every: int = 2
 
     @classmethod
-    def for_length(cls, num_positions: int, **overrides: Any) -> "Stripes":
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
         return cls(**{"every": num_positions, **overrides})
 
 
@@ -32,7 +32,7 @@ class Waves(Position):
     reach: int = 3
 
     @classmethod
-    def for_length(cls, num_positions: int, **overrides: Any) -> "Waves":
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
         return cls(**{"reach": num_positions - 1, **overrides})
 
 
@@ -148,9 +148,9 @@ def test_variant_names():
     for wrong in ("", "+", "full+", "full+none", "none", "shaw+full", "full+shaw+t5"):
         with pytest.raises(ArgumentError, match="takes full, window"):
             presets.attention(wrong)
-    with pytest.raises(ArgumentError, match="did you mean bigbird.shaw"):
+    with pytest.raises(ArgumentError, match=r"did you mean bigbird\+shaw"):
         presets.attention("bigbrid+shaw")
-    with pytest.raises(ArgumentError, match="bigbrid must be one of full, .*; did you mean bigbird"):
+    with pytest.raises(ArgumentError, match=r"bigbrid must be one of full, .*; did you mean bigbird"):
         presets.attention("full", bigbrid={"seed": 3})
 
 

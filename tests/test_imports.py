@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "xformer.models": {"xformer.nn", "xformer.attention"},
     "xformer.tasks": {"xformer.extras"},
     "xformer.cost": {"xformer.attention"},
-    "xformer.train": {"xformer.cost"},
+    "xformer.difference": set(),
+    "xformer.train": {"xformer.cost", "xformer.difference"},
     "xformer.report": {"xformer.extras"},
     "xformer.schema": {"xformer.checks"},
     "xformer.extras": set(),
@@ -31,6 +32,7 @@ MAY_IMPORT = {
     "xformer.experiment": {
         "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.sections",
     },
+    "xformer.config_help": {"xformer.attention", "xformer.schema", "xformer.sections", "xformer.tasks"},
     "xformer.config": {
         "xformer.experiment", "xformer.presets", "xformer.schema", "xformer.sections", "xformer.shipped",
     },

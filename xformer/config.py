@@ -174,6 +174,15 @@ class ReportOptions:
                 raise ValueError(f"{name}: got {getattr(self, name)}, takes 0 or more")
 
 
+COMPARISON = {
+    "name": schema.Parameter(str),
+    "base": schema.Parameter(Any),
+    "variants": schema.Parameter(dict[str, Any]),
+    "seeds": schema.Parameter(tuple[int, ...], (0,)),
+    "report": schema.Parameter(Any, {}),
+}
+
+
 def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """The checked comparison config of a file: `name`, `base`, `variants`, `seeds` and `report`, defaults filled in.
 
@@ -207,14 +216,7 @@ def _check_is_read(config: Mapping[str, Any], item: str) -> None:
 def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
     """Checks a comparison and each run of it. A variant changes keys of `base`; a section with a `name` is replaced."""
     given = _plain(config)
-    takes = {
-        "name": schema.Parameter(str),
-        "base": schema.Parameter(Any),
-        "variants": schema.Parameter(dict[str, Any]),
-        "seeds": schema.Parameter(tuple[int, ...], (0,)),
-        "report": schema.Parameter(Any, {}),
-    }
-    checked = schema.check_keys("", given, takes, "a comparison")
+    checked = schema.check_keys("", given, COMPARISON, "a comparison")
     report = schema.as_mapping("report", checked["report"])
     checked["report"] = schema.check_keys("report", report, schema.parameters(ReportOptions), "a comparison's report")
     try:

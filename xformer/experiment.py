@@ -28,8 +28,8 @@ ASSUMED_SIZES = {"vocab_size": 256, "num_classes": 10}  # where there is no data
 MAX_TOKENS = 2**31  # of a batch: more can't be numbered by the int32 indices that JAX uses
 
 
-_BUILT: dict[Any, Experiment] = {}  # what was checked before, by content
-MAX_BUILT = 256
+_CHECKED: dict[Any, None] = {}  # the contents and classes of configs that were checked together, oldest first
+MAX_CHECKED = 256
 
 logger = logging.getLogger(__name__)
 
@@ -113,25 +113,13 @@ def as_json(config: Mapping | ConfigDict) -> dict[str, Any]:
 def build(config: Mapping | ConfigDict) -> Experiment:
     """Checks a config, fills in its defaults and builds the experiment; nothing is computed.
 
-    What the attention section leaves unset is chosen by `for_length` of its classes. A config that differs from one
-    built before by name and seed only is not checked again.
+    What the attention section leaves unset is chosen by `for_length` of its classes. The model is traced once for
+    configs that differ by name and seed only.
 
     Raises:
       ConfigError: one line that names the key, what it got and what it takes.
     """
     checked = sections.check_keys(config)
-    own = {"name": checked.pop("name"), "seed": checked.pop("seed")}
-    classes = tuple(sections.owners(checked))
-    key = (_as_text(checked), classes)
-    if key not in _BUILT:
-        if len(_BUILT) >= MAX_BUILT:
-            _BUILT.pop(next(iter(_BUILT)))
-        _BUILT[key] = _build(checked)
-    built = _BUILT[key]
-    return dataclasses.replace(built, **own, config=as_config(own | built.config.to_dict()))
-
-
-def _build(checked: dict[str, Any]) -> Experiment:
     task = sections.construct("task", checked, lambda: tasks.build(checked["task"]))
     num_positions = EncoderClassifier.num_positions(task.length, checked["model"]["pooling"])
     op = sections.construct("attention", checked, lambda: attention.build(checked["attention"], num_positions))
@@ -141,8 +129,8 @@ def _build(checked: dict[str, Any]) -> Experiment:
     schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)])
     checked["train"]["select_mode"] = sections.construct("train", checked, select)
     experiment = Experiment(
-        name="",
-        seed=0,
+        name=checked["name"],
+        seed=checked["seed"],
         attention=op,
         task=task,
         train=sections.construct("train", checked, lambda: TrainConfig(**checked["train"])),
@@ -150,19 +138,25 @@ def _build(checked: dict[str, Any]) -> Experiment:
         model_args=checked["model"],
         config=as_config(checked),
     )
-    _check_together(experiment, num_positions)
+    content = (_as_text(checked), *sections.owners(checked))
+    if content not in _CHECKED:
+        _check_together(experiment, num_positions)
+        if len(_CHECKED) >= MAX_CHECKED:
+            _CHECKED.pop(next(iter(_CHECKED)))
+        _CHECKED[content] = None
     return experiment
 
 
 def _as_text(checked: Mapping[str, Any]) -> str:
-    """The sections as JSON: equal for equal experiments."""
-    for section, keys in checked.items():
+    """The sections of a complete config as JSON, without name and seed."""
+    content = {section: checked[section] for section in sections.SECTIONS}
+    for section, keys in content.items():
         for key, value in keys.items():
             try:
                 json.dumps(as_json({key: value}), allow_nan=False)
             except (TypeError, ValueError):
                 raise ConfigError(f"{section}.{key}: got {schema.show(value)}, takes what JSON can hold") from None
-    return json.dumps(as_json(checked))
+    return json.dumps(as_json(content))
 
 
 def check_devices(experiment: Experiment) -> None:

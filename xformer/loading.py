@@ -14,6 +14,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer import experiment, tasks
+from xformer.checks import check_integer
 from xformer.train import DataChanged, checkpoint, data_record
 from xformer.train import workdir as folders
 
@@ -64,8 +65,7 @@ class Loaded:
         Raises:
           ValueError: not a list of strings, an empty text, one that the vocabulary can't read, or a batch size below 1.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be a positive integer, got {batch_size!r}")
+        check_integer("batch_size", batch_size)
         features, truncated = self.preprocess.encode(texts)
         if not len(texts):
             return Predictions([], np.zeros((0, len(self.class_names)), np.float32), truncated)

@@ -60,14 +60,22 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"{flag}: got {value!r}, takes a folder" + (f", but {there} is a file" if value else ""))
         return path
 
+    def workdir(self, args: argparse.Namespace) -> Path:
+        """The folder that `--workdir` names, which all but `--config.help` needs."""
+        if args.workdir is None and not args.config_help:
+            self.error("the following arguments are required: --workdir")
+        return self.folder("--workdir", args.workdir if args.workdir is not None else ".")
+
     def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The flags, and the overrides as `a.b=value`.
+        """The flags, and the overrides as `a.b=value`; `config_help` is True where `--config.help` is among them.
 
         Raises:
           ConfigError: an unknown flag, a missing or misplaced value.
         """
         args, rest = self.parse_known_args(list(argv))
         overrides = []
+        args.config_help = "--config.help" in rest
+        rest = [flag for flag in rest if flag != "--config.help"]
         while rest:
             flag, equals, value = rest.pop(0).partition("=")
             if not flag.startswith("--config."):

@@ -31,6 +31,8 @@ from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.bench import attention_costs
 from xformer.commands import cli, hosts, inspect, pictures
+from xformer.config_help import comparison_help
+from xformer.difference import difference
 from xformer.report import results, summary
 from xformer.report.formatting import listed
 from xformer.tasks import DataMissing
@@ -66,12 +68,12 @@ def command(argv: Sequence[str]) -> None:
     """Runs the command line; see the module docstring."""
     parser = cli.Parser(__doc__)
     parser.add_argument("--config", required=True, help="path.py[:argument]; --config.key=value overrides a key")
-    parser.add_argument("--workdir", required=True, help="folder of the comparison, made if it is not there")
+    parser.add_argument("--workdir", help="folder of the comparison, made if it is not there")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--report_only", action="store_true", help="train nothing, report on the runs that are there")
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
-    workdir = parser.folder("--workdir", args.workdir)
+    workdir = parser.workdir(args)
     if args.data_dir is not None:
         parser.folder("--data_dir", args.data_dir)
     if args.report_only and not (workdir / "config.json").is_file():
@@ -79,6 +81,9 @@ def command(argv: Sequence[str]) -> None:
     extras.check("report")  # now, not when everything is trained
     hosts.start(args)
     config = configs.load_comparison(args.config, overrides)
+    if args.config_help:
+        print(comparison_help(experiments.as_json(config), configs.COMPARISON, configs.ReportOptions))
+        return
     runs = plan(config, workdir)
     main = hosts.is_main()
     with folders.lock(workdir) if main else contextlib.nullcontext():
@@ -128,13 +133,8 @@ def claim(workdir: Path, config: ConfigDict) -> None:
             raise WorkdirMismatch(f"{path} is empty or damaged; put it back as it was, or choose another workdir")
         if "variants" not in before:
             raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
-        there, now = dict(summary.flatten(before)), dict(summary.flatten(given))
-        missing = "nothing"
-        changes = [
-            f"{key}: {there.get(key, missing)} there, {now.get(key, missing)} now"
-            for key in dict.fromkeys([*there, *now])
-            if there.get(key, missing) != now.get(key, missing) and not _may_change(key)
-        ]
+        found = difference(before, given)
+        changes = [f"{key}: {there} there, {now} now" for key, (there, now) in found.items() if not _may_change(key)]
         if changes:
             raise WorkdirMismatch(f"{workdir} holds another comparison: {'; '.join(changes)}; choose another workdir")
     folders.write_json(path, given)

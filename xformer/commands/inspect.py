@@ -20,7 +20,8 @@ from flax import nnx
 from xformer import cost, tasks
 from xformer.commands import cli, pictures
 from xformer.config import override, read
-from xformer.experiment import ASSUMED_SIZES, Experiment, build
+from xformer.config_help import experiment_help
+from xformer.experiment import ASSUMED_SIZES, Experiment, as_json, build
 from xformer.report import patterns, style
 from xformer.schema import ConfigError
 from xformer.train import step as steps
@@ -49,11 +50,15 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--out", help="a PNG file to draw the attention pattern in; without it nothing is written")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--depth", type=int, default=2, help="how deep into the modules the table goes")
+    parser.add_argument("--keys", action="store_true", help="list every key of the config, and nothing else")
     args, overrides = parser.parse(argv)
     if args.depth < 1:
         raise ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
     out = _picture_file(parser, args.out)
     experiment = build(override(read(args.config), overrides))
+    if args.keys or args.config_help:
+        print(experiment_help(as_json(experiment.config)))
+        return
     sizes, source = data_sizes(experiment, args.data_dir)
     batch = batch_shapes(experiment, sizes["max_len"])
     print(f"{experiment.name}: {experiment.attention}")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from xformer.commands import cli, hosts
 from xformer.config import load_experiment
+from xformer.config_help import experiment_help
 from xformer.experiment import as_json
 from xformer.schema import ConfigError
 from xformer.train.workdir import changed
@@ -26,7 +27,7 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--config", help="path.py[:argument] or a run's config.json; --config.key=value overrides a key"
     )
-    parser.add_argument("--workdir", required=True, help="folder of the run, made if it is not there")
+    parser.add_argument("--workdir", help="folder of the run, made if it is not there")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument(
         "--eval_only",
@@ -41,7 +42,7 @@ def command(argv: Sequence[str]) -> None:
     )
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
-    workdir = parser.folder("--workdir", args.workdir)
+    workdir = parser.workdir(args)
     if args.data_dir is not None:
         parser.folder("--data_dir", args.data_dir)
     hosts.start(args)
@@ -55,6 +56,9 @@ def command(argv: Sequence[str]) -> None:
     if args.eval_only and args.config:
         cli.say(f"--config is not read: --eval_only evaluates the run of {spec}")
     experiment = load_experiment(spec, overrides)
+    if args.config_help:
+        print(experiment_help(as_json(experiment.config)))
+        return
     if (workdir / "config.json").is_file():  # another run's folder is refused before data is made
         changed(workdir, as_json(experiment.config))
     trainer = experiment.trainer(workdir, args.data_dir, progress=cli.say)

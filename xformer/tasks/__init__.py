@@ -7,11 +7,11 @@ train on.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from xformer.checks import did_you_mean
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
 from xformer.tasks.imdb import Imdb
@@ -31,19 +31,14 @@ def build(config: Mapping[str, Any]) -> Task:
     options = dict(config)
     name = options.pop("name", None)
     if name not in TASKS:
-        raise ValueError(f"task.name must be one of {', '.join(TASKS)}, got {name!r}{_nearest(name, TASKS)}")
+        raise ValueError(f"task.name must be one of {', '.join(TASKS)}, got {name!r}{did_you_mean(name, TASKS)}")
     allowed = [field.name for field in dataclasses.fields(TASKS[name])]
     for key in options:
         if key not in allowed:
             raise ValueError(
-                f"task.{key} is no option of {name}; allowed: {', '.join(allowed)}{_nearest(key, allowed)}"
+                f"task.{key} is no option of {name}; allowed: {', '.join(allowed)}{did_you_mean(key, allowed)}"
             )
     return TASKS[name](**options)
-
-
-def _nearest(given: Any, allowed: Mapping[str, Any] | list[str]) -> str:
-    match = difflib.get_close_matches(str(given), list(allowed), n=1)
-    return f" (did you mean {match[0]}?)" if match else ""
 
 
 __all__ = [

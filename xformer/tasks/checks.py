@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
+from xformer.checks import is_integer
+
 
 def whole(task: str, key: str, value: Any, *, at_least: int, why: str = "") -> None:
     """Raises ValueError unless the value is an int (True is none) of at least so much."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+    if not is_integer(value) or value < at_least:
         raise ValueError(f"{task}: {key} must be an int of at least {at_least}{why}, got {value!r}")
 
 

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from xformer.checks import check_integer, is_integer
+
 AXES = ("data", "fsdp", "tensor", "sequence")
 # How often a batch may hold each training example: a little, so that the smallest data sets work; far more is a mistake
 # that would only fill the memory.
@@ -57,8 +59,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is None and name in optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-                raise ValueError(f"{name} must be a positive 32-bit integer, got {value!r}")
+            check_integer(name, value, at_most=2**31 - 1)
         choices = {"parallel": ("jit", "pmap"), "dtype": ("float32", "bfloat16"), "select_mode": ("max", "min", None)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -73,7 +74,7 @@ class TrainConfig:
         for axis, size in self.mesh.items():
             if axis not in AXES:
                 raise ValueError(f"mesh takes the axes {', '.join(AXES)}, got {axis!r}")
-            if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1):
+            if not is_integer(size) or (size < 1 and size != -1):
                 raise ValueError(f"mesh: the size of {axis} must be a positive integer or -1, got {size!r}")
             if self.parallel == "pmap" and axis != "data" and size != 1:
                 raise ValueError(

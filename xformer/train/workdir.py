@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from xformer.difference import difference
 from xformer.train.errors import WorkdirBusy, WorkdirMismatch
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def changed(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, An
       WorkdirMismatch: it differs in what it may not.
     """
     given = json.loads(json.dumps(config))
-    changes = _difference(read_object(workdir / "config.json") or {}, given)
+    changes = difference(read_object(workdir / "config.json") or {}, given)
     refused = {key: change for key, change in changes.items() if not _allowed(key, change, given)}
     if refused:
         spelt = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in refused.items())
@@ -93,17 +94,6 @@ def _allowed(key: str, change: tuple[Any, Any], config: Mapping[str, Any]) -> bo
         constant = config.get("optimizer", {}).get("schedule") == "constant"
         return constant and all(isinstance(steps, int) for steps in change) and change[1] > change[0]
     return key.startswith("train.") and key.split(".")[1] in MAY_CHANGE
-
-
-def _difference(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
-    """(old, new) by dotted key, for every leaf that differs."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return {} if old == new and type(old) is type(new) else {path: (old, new)}
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in [*old, *(key for key in new if key not in old)]:
-        inner = f"{path}.{key}" if path else key
-        found |= _difference(old.get(key, "nothing"), new.get(key, "nothing"), inner)
-    return found
 
 
 def read_json(path: Path) -> Any:

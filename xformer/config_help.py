@@ -1,0 +1,94 @@
+"""The keys of a config with their types, defaults, choices and values: what `--config.help` prints."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from xformer import schema
+from xformer.attention import ATTENTIONS, POSITIONS
+from xformer.schema import REQUIRED, Parameter
+from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS
+from xformer.tasks import TASKS
+
+BY_LENGTH = "chosen for the length of the inputs"
+Row = tuple[str, str, str, str]
+
+
+def experiment_help(config: Mapping[str, Any]) -> str:
+    """A table of every key that an experiment takes, for the names that this complete config chooses.
+
+    Its columns: the dotted key, its value here, its default, and what it takes.
+    """
+    attention, task = config["attention"], config["task"]
+    term = attention["position"]["name"]
+    op = ATTENTIONS[attention["name"]]
+    rows = [
+        _row("name", config, Parameter(str)),
+        _row("seed", config, Parameter(int, 0)),
+        _named("attention", attention, ATTENTIONS),
+        *_rows("attention", attention, op, ("position", *ATTENTION_ELSEWHERE), by_length=True),
+        _named("attention.position", attention["position"], POSITIONS),
+        *_rows("attention.position", attention["position"], POSITIONS[term], by_length=True),
+        _named("task", task, TASKS),
+        *_rows("task", task, TASKS[task["name"]]),
+    ]
+    for section, (constructor, elsewhere) in CONSTRUCTORS.items():
+        rows += _rows(section, config[section], constructor, elsewhere)
+    return _table(rows)
+
+
+def comparison_help(config: Mapping[str, Any], takes: Mapping[str, Parameter], report: Callable) -> str:
+    """The same for a comparison: its own keys, and those of its base, which its variants change.
+
+    Args:
+      takes: the keys of a comparison.
+      report: the constructor that reads the `report` section.
+    """
+    rows = [_row(key, config, takes[key]) for key in ("name", "seeds")]
+    rows += [("variants", ", ".join(config["variants"]), "required", "a section for each, of what it changes in base")]
+    rows += _rows("report", config["report"], report)
+    return f"{_table(rows)}\n\nbase (the command line takes its sections without `base.` too):\n\n" + experiment_help(
+        config["base"]
+    )
+
+
+def _rows(
+    path: str,
+    values: Mapping[str, Any],
+    constructor: Callable | None,
+    exclude: tuple[str, ...] = (),
+    *,
+    by_length: bool = False,
+) -> Iterator[Row]:
+    if constructor is None:  # no position
+        return
+    varies = _chosen_by_length(constructor) if by_length else set()
+    for key, parameter in schema.parameters(constructor, exclude).items():
+        name, value, default, takes = _row(key, values, parameter)
+        yield f"{path}.{name}", value, BY_LENGTH if key in varies else default, takes
+
+
+def _chosen_by_length(cls: Any) -> set[str]:
+    """The arguments that `for_length` chooses differently at two lengths."""
+    short, long = cls.for_length(2**6), cls.for_length(2**12)
+    keys = inspect.signature(cls).parameters
+    return {key for key in keys if getattr(short, key) != getattr(long, key)}
+
+
+def _row(key: str, values: Mapping[str, Any], parameter: Parameter) -> Row:
+    default = "required" if parameter.default is REQUIRED else schema.show(parameter.default)
+    return key, schema.show(values[key]), default, schema.describe(parameter.annotation)
+
+
+def _named(path: str, section: Mapping[str, Any], table: Mapping[str, Any]) -> Row:
+    default = "'none'" if "none" in table else "required"
+    return f"{path}.name", schema.show(section["name"]), default, f"one of {', '.join(map(repr, table))}"
+
+
+def _table(rows: list[Row]) -> str:
+    rows = [("key", "value", "default", "takes"), *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
