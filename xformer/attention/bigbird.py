@@ -26,6 +26,8 @@ class BigBird(PatternAttention):
 
     With `causal` the same is cut at the diagonal and the random blocks are drawn from the past.
 
+    The same op in every layer repeats the same random blocks: give layer i `op.at_layer(i)`, as the models here do.
+
     Attributes:
       block_size: tokens in a block.
       num_random_blocks: random blocks a query block, 0 or more.
