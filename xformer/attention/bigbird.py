@@ -36,6 +36,8 @@ class BigBird(PatternAttention):
     diagonal, the random blocks are drawn from the past by the block's own index, and no last blocks are global (the
     first half of `num_global_blocks` are).
 
+    The same op in every layer repeats the same random blocks: give layer i `op.at_layer(i)`, as the models here do.
+
     Attributes:
       block_size: tokens in a block.
       num_random_blocks: random blocks a query block, 0 or more.

@@ -29,6 +29,10 @@ class Attention(AttentionCallable):
     Subclasses say what they do in `attend`, and describe themselves in `init`, `pattern` and `cost`; what they cannot
     honour they list in `REFUSES`. `AttentionCallable.__call__` documents the arguments of a call.
 
+    Positions count from 0 on the sides of queries and keys alike. In cross-attention an op that depends on positions (a
+    window, BigBird, a position term, causal) therefore works when both lengths happen to be equal, position i of the
+    one standing for position i of the other; with different lengths and no `query_offset` it raises ValueError.
+
     Attributes:
       causal: queries attend to no later position.
       implementation: None for the best one that supports the call, "xla" for the tiled engine, "reference" for plain
