@@ -45,7 +45,7 @@ def test_elementwise_work_costs_nothing():
 
 
 def test_primitives_that_a_jax_release_adds():
-    """Elementwise ones need no entry; what changes shapes, or is matrix work of one shape, is named until it has one."""
+    """Elementwise ones need no entry; what changes shapes is named until it has one."""
     new = core.Primitive("one_minus_cube")
     new.def_abstract_eval(lambda x: x)
     assert count(new.bind, X).uncounted == ()
