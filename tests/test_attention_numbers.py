@@ -1,5 +1,7 @@
 """Numbers in and out: scales, offsets, segments, precision of what is shared, strict promotion, open batch sizes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,9 +93,7 @@ def test_large_numbers_do_not_overflow(implementation):
 @pytest.mark.parametrize("implementation", BOTH)
 def test_beyond_the_last_position(op, end, implementation):
     """ValueError when the offset is known, NaN for just the rows beyond when it is not."""
-    op = type(op)(
-        **{field: getattr(op, field) for field in op.__dataclass_fields__} | {"implementation": implementation}
-    )
+    op = dataclasses.replace(op, implementation=implementation)
     q, k, v = qkv()
     params = op.init(jax.random.key(0), SHAPE)
     with refuses(ValueError, "query_offset 30", f"positions 0 to {end - 1}"):
@@ -127,9 +127,7 @@ def loss_of(op, options):
 @pytest.mark.parametrize("op", OPS, ids=str)
 def test_strict_promotion(op, implementation):
     """Under JAX's strictest settings every op traces, forward and gradient, in both precisions."""
-    op = type(op)(
-        **{field: getattr(op, field) for field in op.__dataclass_fields__} | {"implementation": implementation}
-    )
+    op = dataclasses.replace(op, implementation=implementation)
     dropout = {"dropout_rng": jax.random.key(0), "dropout_rate": 0.1, "deterministic": False}
     options = [{"mask": jnp.ones((2, 1, 1, 8), bool), **dropout}, {"query_offset": jnp.zeros(2, jnp.int32)}]
     if not isinstance(op, Linformer):
