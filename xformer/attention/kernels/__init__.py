@@ -7,7 +7,6 @@ import contextvars
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 from jax.extend import backend as backends
 
 from xformer.attention.engine.operands import Controls, Inputs, Settings
@@ -67,16 +66,11 @@ def choose(
 def attend(implementation: str, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> jax.Array:
     """A kernel's attention, `[batch, q_len, heads, head_dim]`.
 
-    Padded keys and values, those of a mask `[batch, 1, 1, kv_len]`, are zeroed first, so it does not matter what stands
+    Padded keys and values, those of a mask `[batch, 1, 1, kv_len]`, are zeroed, so it does not matter what stands
     there. A NaN or infinity that only a pattern, a causal cut or segments hide can still reach queries of the same
     tile: kernels multiply it by a weight of zero.
     """
-    inputs = _in_one_dtype(inputs)
-    if controls.mask is not None:
-        real = controls.mask.reshape(controls.mask.shape[0], -1, 1, 1)
-        key, value = (jnp.where(real, x, jnp.zeros((), x.dtype)) for x in (inputs.key, inputs.value))
-        inputs = inputs._replace(key=key, value=value)
-    return KERNELS[implementation].attend(inputs, controls, settings, pattern)
+    return KERNELS[implementation].attend(_in_one_dtype(inputs), controls, settings, pattern)
 
 
 def _in_one_dtype(inputs: Inputs) -> Inputs:

@@ -81,7 +81,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     depth_pad = padded_depth(head_dim) - head_dim
     query, key, value = (
         jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, depth_pad)))
-        for x, pad in zip(merge_heads(inputs), (q_pad, kv_pad, kv_pad), strict=True)
+        for x, pad in zip(merge_heads(inputs, controls.mask), (q_pad, kv_pad, kv_pad), strict=True)
     )
     extras = Extras()
     real = key_padding(controls.mask, kv_len)
@@ -102,10 +102,13 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     return out[:, :q_len, :, :head_dim]
 
 
-def merge_heads(inputs: Inputs) -> tuple[Array, Array, Array]:
-    """Query, key and value, each `[batch, length, heads, head_dim]`."""
-    query = inputs.query
-    return query.reshape(*query.shape[:2], -1, query.shape[-1]), inputs.key, inputs.value
+def merge_heads(inputs: Inputs, mask: Array | None) -> tuple[Array, Array, Array]:
+    """Query, key and value, each `[batch, length, heads, head_dim]`, with zeros for padded keys and values."""
+    query, key, value = inputs[:3]
+    if mask is not None:
+        real = mask.reshape(mask.shape[0], -1, 1, 1)
+        key, value = (jnp.where(real, x, jnp.zeros((), x.dtype)) for x in (key, value))
+    return query.reshape(*query.shape[:2], -1, query.shape[-1]), key, value
 
 
 def key_padding(mask: Array | None, kv_len: int) -> Array | None:
