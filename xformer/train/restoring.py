@@ -52,7 +52,7 @@ def choose(checkpoints: Checkpoints, which: str) -> int:
         raise ValueError(f"which must be 'best' or 'last', got {which!r}")
     steps = checkpoints.steps()
     if not steps:
-        raise CheckpointError(f"{checkpoints.folder} holds no checkpoint")
+        raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
     if which == "last":
         return _newest_intact(checkpoints)
     result = folders.read_result(checkpoints.folder.parent)
