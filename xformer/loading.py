@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from xformer import experiment, tasks
 from xformer.checks import check_integer
-from xformer.train import DataChanged, checkpoint, data_record
+from xformer.train import DataChanged, data_record, restoring
 from xformer.train import workdir as folders
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def load(workdir: str | Path, which: str = "best") -> Loaded:
         max_len=preprocess.max_len,
     )
     model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))  # no arrays yet: all come from the checkpoint
-    step = checkpoint.restore_model(workdir, model, which)
+    step = restoring.restore_model(workdir, model, which)
     return Loaded(model, preprocess, list(preprocess.class_names), step, built.config)
 
 

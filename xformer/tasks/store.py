@@ -72,6 +72,11 @@ def write(target: Path, make: Callable[[], Corpus]) -> None:
     """
     if target.exists():
         return
+    if any("\udc80" <= char <= "\udcff" for char in str(target)):
+        raise DataMissing(  # array_record takes no other names
+            f"{target.parts[-3]}: the data directory {str(target.parents[2])!a} is no UTF-8; choose another with "
+            "--data_dir or $XFORMER_DATA"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with _lock(target.parent / ".lock"):
         if target.exists():

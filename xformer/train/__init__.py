@@ -1,6 +1,5 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
-from xformer.train.checkpoint import restore_model
 from xformer.train.errors import (
     CheckpointError,
     DataChanged,
@@ -11,6 +10,7 @@ from xformer.train.errors import (
     WorkdirBusy,
     WorkdirMismatch,
 )
+from xformer.train.restoring import restore_model
 from xformer.train.settings import TrainConfig
 from xformer.train.trainer import Trainer
 

@@ -17,7 +17,7 @@ from flax import nnx
 
 from xformer.train import data_record, parallel
 from xformer.train import workdir as folders
-from xformer.train.checkpoint import Checkpoints, barrier, choose
+from xformer.train.checkpoint import Checkpoints, barrier
 from xformer.train.engine import Data, Engine
 from xformer.train.errors import Diverged, OutOfMemory, ProcessLost
 from xformer.train.feed import Feed
@@ -25,6 +25,7 @@ from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
 from xformer.train.metrics import MetricsWriter
 from xformer.train.progress import Progress
+from xformer.train.restoring import choose
 from xformer.train.run_state import Position
 from xformer.train.settings import TrainConfig, check_batch_size, direction
 from xformer.train.step import Task, num_params
