@@ -24,12 +24,15 @@ class Call:
     """One call with a single batch axis; every array that may broadcast has all its axes.
 
     Attributes:
-      query: `[batch, q_len, num_heads, head_dim]`; key, value: `[batch, kv_len, num_kv_heads, head_dim]`.
+      query: `[batch, q_len, num_heads, head_dim]`; key: `[batch, kv_len, num_kv_heads, head_dim]`; value: likewise, of
+        any depth.
       bias: `[batch or 1, num_heads or 1, q_len or 1, kv_len or 1]` or None; mask: bool of such a shape or None.
       q_segments, kv_segments: int `[batch or 1, length]` or None.
       query_offset: None where it was not given; an int; an int32 array `[]` or `[batch]`.
       scale: where it is a number; 1.0 where it is an array.
       head_scale: where it is an array, `[1]` or `[num_heads]`, float32 (float64 for float64 queries); None otherwise.
+      softcap: a number above 0, or None.
+      sinks: `[num_heads]`, float32 (float64 for float64 queries), or None.
       dropout_rate: 0.0 when deterministic.
       plan: the plan that the caller gave, or None.
       out_dtype, batch_shape: what `restore` gives back.
@@ -47,6 +50,8 @@ class Call:
     query_offset: int | Array | None
     scale: float
     head_scale: Array | None
+    softcap: float | None
+    sinks: Array | None
     dropout_rng: Array | None
     dropout_rate: float
     broadcast_dropout: bool
@@ -119,6 +124,8 @@ def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
         query_offset=_offset(options.query_offset, batch_shape),
         scale=scale,
         head_scale=head_scale,
+        softcap=_softcap(options.softcap),
+        sinks=_sinks(options.sinks, query),
         dropout_rng=options.dropout_rng if dropout_rate else None,
         dropout_rate=float(dropout_rate),
         broadcast_dropout=options.broadcast_dropout,
@@ -133,11 +140,11 @@ def _check_shapes(query: Array, key: Array, value: Array) -> None:
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim < 3 or key.ndim != query.ndim or value.ndim != query.ndim:
         raise ValueError(f"query, key and value must be [*batch, length, heads, head_dim] of equal rank, got {shapes}")
-    if key.shape != value.shape:
-        raise ValueError(f"key and value must have one shape, got {shapes}")
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"key and value must agree in all axes but the last, the depth, got {shapes}")
     if query.shape[:-3] != key.shape[:-3] or query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query and key must agree in batch axes and head_dim, got {shapes}")
-    if 0 in query.shape or 0 in key.shape:
+    if 0 in query.shape or 0 in key.shape or 0 in value.shape:
         raise ValueError(f"attention needs at least one token, head, dimension and example, got {shapes}")
     if query.shape[-2] % key.shape[-2]:
         raise ValueError(f"the number of query heads must be a multiple of the number of key heads, got {shapes}")
@@ -154,6 +161,25 @@ def _scale(scale: Any, query: Array) -> tuple[float, Array | None]:
         given = f"shape {jnp.shape(scale)}" if hasattr(scale, "dtype") else repr(scale)
         raise ValueError(f"scale must be a number or an array [] or [num_heads] = [{num_heads}], got {given}")
     return 1.0, jnp.asarray(scale, compute_dtype(query.dtype)).reshape(-1)
+
+
+def _softcap(softcap: Any) -> float | None:
+    if softcap is None:
+        return None
+    # The comparison is False for NaN too.
+    if isinstance(softcap, bool) or not isinstance(softcap, numbers.Real) or not 0 < float(softcap) < math.inf:
+        raise ValueError(f"softcap must be a finite number above 0, or None, got {softcap!r}")
+    return float(softcap)
+
+
+def _sinks(sinks: Any, query: Array) -> Array | None:
+    if sinks is None:
+        return None
+    num_heads, dtype = query.shape[-2], getattr(sinks, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or jnp.shape(sinks) != (num_heads,):
+        given = repr(sinks) if dtype is None else f"{dtype} {list(jnp.shape(sinks))}"
+        raise ValueError(f"sinks must be a floating point array [num_heads] = [{num_heads}], got {given}")
+    return jnp.asarray(sinks, jnp.promote_types(query.dtype, jnp.float32))
 
 
 def _with_all_axes(x: Array, shape: tuple[int, ...], name: str) -> Array:

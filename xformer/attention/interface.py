@@ -91,7 +91,8 @@ class Attention(AttentionCallable):
           options: the other arguments of the call.
 
         Returns:
-          `[*batch, num_heads, q_len, kv_len]` in the output's dtype; rows sum to 1, or to 0 where nothing is attended.
+          `[*batch, num_heads, q_len, kv_len]` in the output's dtype; rows sum to 1, to 0 where nothing is attended, and
+          to less than 1 where there are sinks.
 
         Raises:
           NotImplementedError: the op has no token pairs.
@@ -108,7 +109,7 @@ class Attention(AttentionCallable):
         return op, normalize(query, key, value, options)
 
     def attend(self, call: Call, params: Params) -> Array:
-        """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, head_dim]`."""
+        """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, value depth]`."""
         raise NotImplementedError
 
     def weights(self, call: Call, params: Params) -> Array:
@@ -118,7 +119,8 @@ class Attention(AttentionCallable):
     def check_params(self, params: Params, call: Call) -> None:
         """Raises ValueError unless `params` is what `init` gives for such a call."""
         (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
-        want = _param_shapes(self, Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2]))
+        shape = Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2], call.value.shape[3])
+        want = _param_shapes(self, shape)
         have = {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
         if have != want:
             raise ValueError(f"{self._name} needs params {want or '{}'} (see init), got {have or 'none'}")

@@ -90,14 +90,14 @@ class PatternAttention(Attention):
         if chosen in kernels.KERNELS:
             return kernels.attend(chosen, inputs, controls, settings, pattern)
         if chosen == "reference":
-            return _merge(dense_engine.attend(inputs, controls, settings, pattern)[0])
+            return _merge(dense_engine.attend(inputs, controls, settings, pattern).out)
         if plan is None:
             tiles = self.tile_plan(*call.lengths, call.query.shape[2], query_offset=offset)
             tiles = tiles.at_offset(controls.offset, call.lengths[1])
             (plan,) = sequence_parallel.share([tiles], *call.lengths)
         if offset is None:
             settings = dataclasses.replace(settings, pattern=pattern)
-        return _merge(sequence_parallel.attend(inputs, controls._replace(plan=plan), settings))
+        return _merge(sequence_parallel.attend(inputs, controls._replace(plan=plan), settings)[0])
 
     def weights(self, call: Call, params: Params) -> Array:
         inputs, controls, settings, pattern = self._split(call, params)
@@ -107,7 +107,7 @@ class PatternAttention(Attention):
             listed = listed.reshape(1, *heads, *listed.shape[1:])
             controls = controls._replace(mask=listed if controls.mask is None else controls.mask & listed)
             pattern = Full()
-        weights = dense_engine.attend(inputs, controls, settings, pattern)[1]
+        weights = dense_engine.attend(inputs, controls, settings, pattern).weights
         return weights.reshape(weights.shape[0], -1, *weights.shape[3:])
 
     def plans(self, shape: Shape, num_layers: int) -> Any:
@@ -125,20 +125,20 @@ class PatternAttention(Attention):
         return layer_plans.stack(self, tiles.by_layer(num_layers), shape)
 
     def cost(self, shape: Shape) -> Cost:
-        q_len, kv_len, head_dim = shape.q_len, shape.kv_len, shape.head_dim
+        q_len, kv_len, depths = shape.q_len, shape.kv_len, (shape.head_dim, shape.value_depth)
         params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
         relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
         implementation = self._implementation(shape, relative)
         if implementation in kernels.KERNELS:
             pattern = self._pattern(kv_len, shape.num_heads)
-            flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, head_dim)
+            flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, shape.head_dim)
         elif implementation == "reference":
-            flops = dense_flops(q_len, kv_len, head_dim, relative)
+            flops = dense_flops(q_len, kv_len, *depths, relative)
         else:
             # Fewer queries than keys are those of decoding, at an offset that is known at run time.
             known = q_len == kv_len or not (self.POSITIONAL or self.causal or self.position is not None)
             plan = self.tile_plan(q_len, kv_len, shape.num_heads, query_offset=0 if known else None)
-            flops = tiled_flops(plan, q_len, head_dim, relative)
+            flops = tiled_flops(plan, q_len, *depths, relative)
         return call_cost(shape, shape.batch * shape.num_heads * flops, params)
 
     def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
@@ -169,10 +169,10 @@ class PatternAttention(Attention):
     def _implementation(self, shape: Shape, relative: Any) -> str:
         """What runs a plain call of this shape in float32 (in bfloat16 for cuDNN, which knows no other)."""
         dtype = jnp.bfloat16 if self.implementation == "cudnn" else jnp.float32
-        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, *sizes, shape.head_dim), dtype)
-        query = array(shape.q_len, shape.kv_heads, shape.num_heads // shape.kv_heads)
-        key: Any = array(shape.kv_len, shape.kv_heads)
-        inputs = Inputs(query, key, key, None, relative)  # type: ignore
+        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, *sizes), dtype)
+        query = array(shape.q_len, shape.kv_heads, shape.num_heads // shape.kv_heads, shape.head_dim)
+        key, value = (array(shape.kv_len, shape.kv_heads, depth) for depth in (shape.head_dim, shape.value_depth))
+        inputs = Inputs(query, key, value, None, relative)  # type: ignore
         pattern = self._pattern(shape.kv_len, shape.num_heads)
         return kernels.choose(self.implementation, inputs, Controls(None), Settings(1.0), pattern, anywhere=True)
 
@@ -244,11 +244,14 @@ def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inp
     q_segments = None if call.q_segments is None else call.q_segments[:, None, None, :, None]
     kv_segments = None if call.kv_segments is None else call.kv_segments[:, None, None, None, :]
     controls = Controls(None, pairs(call.mask), q_segments, kv_segments, 0, call.dropout_rng)
-    settings = Settings(call.scale, call.dropout_rate, call.broadcast_dropout, None, call.precision)
+    settings = Settings(
+        call.scale, call.dropout_rate, call.broadcast_dropout, precision=call.precision, softcap=call.softcap
+    )
     query = query.reshape(*query.shape[:2], kv_heads, -1, query.shape[-1])
-    return Inputs(query, key, value, pairs(call.bias)), controls, settings
+    sinks = None if call.sinks is None else call.sinks.reshape(kv_heads, -1)
+    return Inputs(query, key, value, pairs(call.bias), sinks=sinks), controls, settings
 
 
 def _merge(out: Array) -> Array:
-    """`[batch, q_len, kv_heads, groups, head_dim]` -> `[batch, q_len, num_heads, head_dim]`."""
-    return out.reshape(*out.shape[:2], -1, out.shape[-1])
+    """`[batch, q_len, kv_heads, groups, ...]` -> `[batch, q_len, num_heads, ...]`."""
+    return out.reshape(*out.shape[:2], -1, *out.shape[4:])

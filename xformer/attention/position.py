@@ -73,8 +73,8 @@ class Shaw(Position):
     Distances are clipped to `max_distance` (section 3.2, equation 5); heads share the tables. Keys get a term in the
     score (equation 4) and, with `values`, values one in the sum (equation 3).
 
-    Parameters: `key` and, with `values`, `value`: float32 `[2 * max_distance + 1, head_dim]`; row `max_distance + d`
-    belongs to the distance `d = key position - query position`.
+    Parameters: `key` and, with `values`, `value`: float32 `[2 * max_distance + 1, head_dim]` (`value`: as deep as the
+    values); row `max_distance + d` belongs to the distance `d = key position - query position`.
     """
 
     max_distance: int = 128
@@ -99,12 +99,12 @@ class Shaw(Position):
         return 2 * self.max_distance + 1
 
     def init(self, rng: Array, shape: Shape) -> Params:
-        size = (self.num_embeddings, shape.head_dim)
+        size = lambda depth: (self.num_embeddings, depth)
         key_rng, value_rng = jax.random.split(rng)
         scale = shape.head_dim**-0.5
-        params = {"key": scale * jax.random.normal(key_rng, size)}
+        params = {"key": scale * jax.random.normal(key_rng, size(shape.head_dim))}
         if self.values:
-            params["value"] = scale * jax.random.normal(value_rng, size)
+            params["value"] = scale * jax.random.normal(value_rng, size(shape.value_depth))
         return params
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:

@@ -38,13 +38,14 @@ class AttentionFn(AttentionCallable, nn.Module):
 
     def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         if options.params is None:
-            options = dataclasses.replace(options, params=self._own_params(query, key))
+            options = dataclasses.replace(options, params=self._own_params(query, key, value))
         if options.module is not None:
             weights = self.op.attention_weights(query, key, value, options)
             options.module.sow("intermediates", "attention_weights", weights)
         return self.op.attend_with(query, key, value, dataclasses.replace(options, module=None))
 
-    def _own_params(self, query: Array, key: Array) -> dict[str, Any]:
-        shape = init_shape(self.op, self.max_len, query.shape[-2], query.shape[-1], key.shape[-2])
+    def _own_params(self, query: Array, key: Array, value: Array) -> dict[str, Any]:
+        sizes = *query.shape[-2:], key.shape[-2], value.shape[-1]
+        shape = init_shape(self.op, self.max_len, *sizes)
         names = jax.eval_shape(lambda: self.op.init(jax.random.key(0), shape))
         return {name: self.param(name, lambda rng, name=name: self.op.init(rng, shape)[name]) for name in names}

@@ -16,8 +16,9 @@ Array = jax.Array
 class Inputs(NamedTuple):
     """What the result is differentiated by.
 
-    query `[batch, q_len, kv_heads, groups, head_dim]`; key, value `[batch, kv_len, kv_heads, head_dim]`; bias
-    `[batch, kv_heads, groups, q_len, kv_len]` with axes of size 1 where it broadcasts.
+    query `[batch, q_len, kv_heads, groups, head_dim]`; key `[batch, kv_len, kv_heads, head_dim]`; value likewise, of
+    any depth; bias `[batch, kv_heads, groups, q_len, kv_len]` with axes of size 1 where it broadcasts; sinks
+    `[kv_heads, groups]`, a logit without a value for every query of a head.
     """
 
     query: Array
@@ -25,11 +26,12 @@ class Inputs(NamedTuple):
     value: Array
     bias: Array | None = None
     relative: Relative | None = None
+    sinks: Array | None = None
 
     def examples(self, first: Array, size: int) -> Inputs:
         """Those of `size` examples of the batch."""
         query, key, value, bias = (_examples(x, first, size) for x in self[:4])
-        return Inputs(query, key, value, bias, self.relative)
+        return self._replace(query=query, key=key, value=value, bias=bias)
 
 
 class Controls(NamedTuple):
@@ -73,6 +75,7 @@ class Settings:
     """Static choices of a call.
 
     Attributes:
+      softcap: scaled scores become `softcap * tanh(score / softcap)`; None: they stay.
       pattern: tested pair by pair, for a query offset known only at run time.
       batch_step: examples computed at a time, one such share of the batch after the other; None for all.
     """
@@ -83,3 +86,4 @@ class Settings:
     pattern: Pattern | None = None
     precision: Any = None
     batch_step: int | None = None
+    softcap: float | None = None

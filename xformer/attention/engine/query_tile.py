@@ -53,7 +53,7 @@ class QueryTiles:
     """One call's arrays, padded to whole tiles, and what is done with them for one query tile.
 
     Arrays by token keep the length before the heads, as callers do, so that no array is moved as a whole:
-    `query [batch, q_len, kv_heads, groups, head_dim]`, `key` and `value [batch, kv_len, kv_heads, head_dim]`. A tile's
+    `query [batch, q_len, kv_heads, groups, head_dim]`, `key` and `value [batch, kv_len, kv_heads, depth]`. A tile's
     are flat, `[n, m, ...]`, which is what compilers do best. Query heads that visit the same key tiles as others of
     their group are so many more queries: n is batch x kv_heads and m groups x q_block. Otherwise n is batch x kv_heads
     x groups and m q_block.
@@ -183,15 +183,23 @@ class QueryTiles:
         return self._flat(jnp.moveaxis(tile, 1, 2), 3).astype(self.dtype)
 
     def keys(self, blocks: Array, chunk: Chunk) -> Array:
-        """A chunk's keys or values `[n, keys, head_dim]` from `[batch, num_blocks, kv_block, kv_heads, head_dim]`."""
+        """A chunk's keys or values `[n, keys, depth]` from `[batch, num_blocks, kv_block, kv_heads, depth]`."""
         return (
             gather.take_keys(blocks, self.local_key_tiles(chunk))
             .reshape(self.n, -1, blocks.shape[-1])
             .astype(self.dtype)
         )
 
+    def sinks(self) -> Array | None:
+        """The logit without a value of every query of a tile, `[n, m]`."""
+        sinks = self.inputs.sinks
+        if sinks is None:
+            return None
+        shape = self.batch, self.kv_heads, self.groups, self.q_block
+        return self.flat(jnp.broadcast_to(sinks[None, :, :, None], shape).astype(self.dtype))
+
     def add_keys(self, total: Array, chunk: Chunk, update: Array) -> Array:
-        """Adds a chunk's gradients `[n, head_dim, keys]` where `keys` reads."""
+        """Adds a chunk's gradients `[n, depth, keys]` where `keys` reads."""
         heads = (self.kv_heads, self.groups) if self.per_head else (self.kv_heads, 1)
         update = update.reshape(self.batch, *heads, update.shape[1], -1, self.kv_block)
         return gather.add_keys(total, self.local_key_tiles(chunk), update)
@@ -208,18 +216,19 @@ class QueryTiles:
         """Where the tiles' distances start in the tables; see `RelativeTiles`."""
         return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
 
-    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> Array:
-        """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys.
+    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> tuple[Array, Array | float]:
+        """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys, and the softcap's derivative there.
 
         `products`: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
         """
         scores = self.einsum("nmd,nsd->nms", query, key)
+        if products is not None:
+            scores = self.flat(self.full(scores) + products)
+        scores, slope = soft_cap(scores, self.settings.softcap)
         bias, allowed = self.inputs.bias, self._allowed(chunk)
         if self.relative is None and bias is None and allowed is None:
-            return scores
+            return scores, slope
         scores = self.full(scores)
-        if products is not None:
-            scores = scores + products
         if self.tables.bias is not None:
             scores = scores + self.relative.bias_scores(self.tables.bias, self.starts(chunk), chunk.distant)
         if self.slopes is not None:
@@ -229,7 +238,9 @@ class QueryTiles:
             scores = scores + bias.astype(self.dtype)
         if allowed is not None:
             scores = jnp.where(allowed, scores, jnp.asarray(HIDDEN, self.dtype))
-        return self.flat(scores)
+            if not isinstance(slope, float):  # that of a hidden NaN must not meet a gradient of zero
+                slope = self.flat(jnp.where(allowed, self.full(slope), jnp.zeros((), self.dtype)))
+        return self.flat(scores), slope
 
     def _allowed(self, chunk: Chunk) -> Array | None:
         """Which pairs of the tile attend, broadcastable to the scores; None for all."""
@@ -275,6 +286,14 @@ class QueryTiles:
         scale = keep.astype(self.dtype) / (1.0 - rate)
         whole = (self.batch, self.kv_heads, self.groups, self.q_block, num_keys)
         return self.flat(jnp.broadcast_to(scale, whole))
+
+
+def soft_cap(scores: Array, softcap: float | None) -> tuple[Array, Array | float]:
+    """`softcap * tanh(score / softcap)` and its derivative by the score; the scores and 1 where there is no cap."""
+    if softcap is None:
+        return scores, 1.0
+    bent = jnp.tanh(scores / softcap)
+    return softcap * bent, 1.0 - bent * bent
 
 
 def merge_heads(x: Array) -> Array:

@@ -32,6 +32,13 @@ def common_refusals(inputs: Inputs, controls: Controls, settings: Settings, *, s
     reasons, relative = [], inputs.relative
     if inputs.bias is not None:
         reasons.append("it reads no bias")
+    if settings.softcap is not None:
+        reasons.append("it has no softcap")
+    if inputs.sinks is not None:
+        reasons.append("it has no sinks")
+    if inputs.value.shape[-1] != inputs.key.shape[-1]:
+        depths = f"{inputs.value.shape[-1]} and {inputs.key.shape[-1]}"
+        reasons.append(f"its values must be as deep as its keys, got {depths}")
     if relative is not None and any(x is not None for x in (relative.key_table, relative.value_table)):
         reasons.append("it has no relative key or value terms (Shaw, MusicRelative)")
     if relative is not None and relative.bias_table is not None:
