@@ -51,7 +51,7 @@ class Experiment:
     optimizer: optax.GradientTransformation
     schedule: Callable[[int], Any]
     train: TrainConfig
-    model: type[nnx.Module]
+    model: Callable[..., nnx.Module]
     model_args: Mapping[str, Any]
     config: ConfigDict
 
@@ -97,6 +97,7 @@ class Experiment:
             name=self.name,
             attention=self.config.attention.name,
             config=as_json(self.config),
+            complete=complete,
         )
 
 
@@ -115,6 +116,14 @@ def as_json(config: Mapping | ConfigDict) -> dict[str, Any]:
         return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
     return plain(config)
+
+
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's `config.json` with the defaults of keys that are newer; as it is where it can't be built any more."""
+    try:
+        return as_json(build(config).config)
+    except ConfigError:
+        return dict(config)
 
 
 def build(config: Mapping | ConfigDict) -> Experiment:

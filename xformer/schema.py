@@ -75,7 +75,7 @@ def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str
     return found
 
 
-def positional(cls: type) -> list[str]:
+def positional(cls: Any) -> list[str]:
     """The arguments of a class that can be given without their names."""
     arguments = list(inspect.signature(cls.__init__).parameters.values())[1:]  # self comes first
     return [argument.name for argument in arguments if argument.kind is argument.POSITIONAL_OR_KEYWORD]
@@ -85,14 +85,14 @@ def _handed_on(cls: type) -> dict[str, Parameter]:
     """The arguments of a class that is no dataclass, those that it hands on to its bases included."""
     found: dict[str, Parameter] = {}
     for base in inspect.getmro(cls):
-        if "__init__" not in vars(base):
+        constructor = vars(base).get("__init__")
+        if constructor is None:
             continue
-        hints = typing.get_type_hints(base.__init__)
-        keywords = False
-        for name, parameter in list(inspect.signature(base.__init__).parameters.items())[1:]:  # self comes first
+        hints, keywords = typing.get_type_hints(constructor), False
+        for name, parameter in list(inspect.signature(constructor).parameters.items())[1:]:  # self comes first
             if parameter.kind is parameter.VAR_KEYWORD:
                 keywords = True
-            elif name not in found:
+            elif name not in found and parameter.kind is not parameter.VAR_POSITIONAL:
                 found[name] = Parameter(hints.get(name, Any), parameter.default)
         if not keywords:
             break

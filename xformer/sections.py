@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "optimizer": (optimizers.build, ("num_steps",)),
     "train": (TrainConfig, ()),
 }
+MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # `*arguments` and `**keywords`
 # What the model is given and other keys decide, by the name that its messages use.
 MODEL_GIVEN = {
     "attention": "attention",
@@ -86,7 +89,7 @@ def ops(section: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def build_attention(config: Mapping[str, Any], num_positions: int) -> tuple[attention.Attention, dict[str, Any]]:
     """The op for so many positions, and the attention section with every argument that was chosen for them."""
     built = {
-        path: construct(path, config, lambda section=section: attention.build(section, num_positions), keys=section)
+        path: construct(path, config, functools.partial(attention.build, section, num_positions), keys=section)
         for path, section in ops(config["attention"]).items()
     }
     complete = {path: _complete(section, built[path]) for path, section in ops(config["attention"]).items()}
@@ -135,13 +138,15 @@ def check_sizes(config: Mapping[str, Any], needed: Sequence[str], sizes: Mapping
 def check_call(config: Mapping[str, Any], inputs: Collection[str]) -> None:
     """Raises ConfigError unless the model is called with what the task gives, arguments of these names."""
     name, task = config["model"]["name"], config["task"]["name"]
-    takes = schema.parameters(MODELS[name].__call__)
-    needed = [key for key, parameter in takes.items() if parameter.default is schema.REQUIRED and key != "self"]
-    for key in needed:
-        if key not in inputs:
-            raise ConfigError(f"model.name: {name} reads {key}, task {task} gives {', '.join(inputs)}")
+    _, *takes = inspect.signature(MODELS[name].__call__).parameters.values()  # self comes first
+    for parameter in takes:
+        needed = parameter.default is parameter.empty and parameter.kind not in MANY
+        if needed and parameter.name not in inputs:
+            raise ConfigError(f"model.name: {name} reads {parameter.name}, task {task} gives {', '.join(inputs)}")
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes):
+        return
     for key in inputs:
-        if key not in takes:
+        if key not in [parameter.name for parameter in takes]:
             raise ConfigError(f"model.name: {name} does not read {key}, which task {task} gives")
 
 
