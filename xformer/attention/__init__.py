@@ -8,6 +8,7 @@ from xformer.attention.bigbird import BigBird
 from xformer.attention.cost import Cost
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
+from xformer.attention.layers import Layers, entries
 from xformer.attention.linformer import Linformer
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
 from xformer.attention.registry import ATTENTIONS, build
@@ -24,6 +25,7 @@ __all__ = [
     "BigBird",
     "Cost",
     "Full",
+    "Layers",
     "Linformer",
     "MusicRelative",
     "Options",
@@ -34,4 +36,5 @@ __all__ = [
     "T5Bias",
     "Window",
     "build",
+    "entries",
 ]

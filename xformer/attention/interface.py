@@ -144,6 +144,13 @@ class Attention(AttentionCallable):
         """
         return ()
 
+    def lookback(self) -> int | None:
+        """How many keys before its own a query sees at most, where nothing but distances counts: what decoding keeps.
+
+        None where there is no such number: every earlier key, or its position, may count.
+        """
+        return None
+
     def at_layer(self, index: int) -> Attention:
         """This op for layer number `index` of a model; the same op unless layers must differ."""
         return self

@@ -111,13 +111,14 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
     """Measures the attention of each variant, unless that is done, and writes the report."""
     ops = {run.variant: attention.build(as_json(run.config.attention)) for run in runs}
     model, options = config.base.model, config.report
+    num_heads = model.num_heads
     comparison = results.load(workdir)
     costs = attention_costs.Plan(
         ops={variant: ops[variant] for variant in comparison.variants},
         reference=comparison.reference,
-        num_heads=model.num_heads,
-        head_dim=model.width // model.num_heads,
-        num_kv_heads=model.num_kv_heads,
+        num_heads=num_heads,
+        head_dim=model.get("head_dim") or model.width // num_heads,
+        num_kv_heads=model.get("num_kv_heads"),
         dtype=config.base.train.dtype,
         lengths=tuple(options.cost_lengths),
         measure_up_to=options.measure_up_to,
@@ -130,7 +131,7 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
             workdir,
             cost_rows=rows,
             cost_note=costs.note,
-            variant_patterns={name: pictures.pattern(op, length, model.num_heads) for name, op in costs.ops.items()},
+            variant_patterns={name: pictures.pattern(op, length, num_heads) for name, op in costs.ops.items()},
         )
     except KeyboardInterrupt as error:
         raise interrupted(runs, "the report is not written") from error

@@ -21,7 +21,8 @@ from xformer import cost, tasks
 from xformer.commands import cli, pictures
 from xformer.config import override, read
 from xformer.config_help import experiment_help
-from xformer.experiment import ASSUMED_SIZES, Experiment, as_json, build
+from xformer.experiment import Experiment, as_json, assumed_sizes, build, example_batch
+from xformer.experiment import data_sizes as sizes_of
 from xformer.report import patterns, style
 from xformer.schema import ConfigError
 from xformer.train import step as steps
@@ -60,7 +61,7 @@ def command(argv: Sequence[str]) -> None:
         print(experiment_help(as_json(experiment.config)))
         return
     sizes, source = data_sizes(experiment, args.data_dir)
-    batch = batch_shapes(experiment, sizes["max_len"])
+    batch = example_batch(experiment.task, experiment.train.batch_size)
     print(f"{experiment.name}: {experiment.attention}")
     print(f"batch {experiment.train.batch_size} x {sizes['max_len']} tokens, computing in {experiment.train.dtype}")
     print(f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes ({source})")
@@ -91,20 +92,8 @@ def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, 
     try:
         data = experiment.task.open(data_dir)
     except tasks.DataMissing:
-        assumed = ASSUMED_SIZES | {"max_len": experiment.task.length}
-        return assumed, "assumed: the data is not prepared yet"
-    sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
-    return sizes, "from the prepared data"
-
-
-def batch_shapes(experiment: Experiment, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """A global training batch, shapes instead of arrays."""
-    rows = experiment.train.batch_size
-    return {
-        "inputs": jax.ShapeDtypeStruct((rows, length), jnp.int32),
-        "targets": jax.ShapeDtypeStruct((rows,), jnp.int32),
-        "weights": jax.ShapeDtypeStruct((rows,), jnp.float32),
-    }
+        return assumed_sizes(experiment.task), "assumed: the data is not prepared yet"
+    return sizes_of(data), "from the prepared data"
 
 
 def layers(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any], depth: int) -> list[Layer]:
@@ -222,7 +211,7 @@ def flops(number: int, uncounted: Sequence[str] = ()) -> str:
 def draw_pattern(experiment: Experiment, length: int, out: Path) -> str:
     """Writes the picture of which keys each query considers; the line that says what was done."""
     positions = min(length, MAX_PICTURE)
-    name, num_heads = experiment.config.attention.name, experiment.config.model.num_heads
+    name, num_heads = experiment.config.attention.name, experiment.model_args.get("num_heads", 1)
     image = patterns.picture({name: pictures.pattern(experiment.attention, positions, num_heads)}, style.LIGHT)
     assert image is not None  # there is one pattern to draw
     out.parent.mkdir(parents=True, exist_ok=True)

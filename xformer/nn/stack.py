@@ -1,4 +1,8 @@
-"""The blocks of a model, in a list or stacked: one block whose arrays have a leading axis of layers, to scan over."""
+"""The blocks of a model, in a list or stacked: blocks whose arrays have a leading axis of layers, to scan over.
+
+A stack of attention ops (`xformer.attention.Layers`) that repeats after `period` layers has `period` stacked blocks:
+number k holds the layers k, k + period, k + 2 period and so on. One op has a period of 1.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,30 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xformer.attention import Attention
+from xformer.attention import Attention, Layers
 from xformer.nn.block import EncoderBlock
 
 Array = jax.Array
 
 
-def share_attention_params(blocks: Sequence[EncoderBlock]) -> None:
-    """Gives all blocks the attention op's own parameters of the first (Linformer's layerwise sharing)."""
+def share_attention_params(blocks: Sequence[EncoderBlock], period: int = 1) -> None:
+    """Gives blocks `period` apart the attention op's own parameters of the first (Linformer's layerwise sharing)."""
     attention_fns: list[Any] = [block.attention.attention_fn for block in blocks]
-    for attention_fn in attention_fns[1:]:
-        attention_fn.params = attention_fns[0].params
+    for index, attention_fn in enumerate(attention_fns[period:]):
+        attention_fn.params = attention_fns[index % period].params
 
 
 def make_blocks(
-    make: Callable[[nnx.Rngs, int], EncoderBlock], num_layers: int, *, rngs: nnx.Rngs, shared: bool = False
+    make: Callable[[nnx.Rngs, int], EncoderBlock],
+    num_layers: int,
+    *,
+    rngs: nnx.Rngs,
+    period: int = 1,
+    shared: bool = False,
 ) -> list[EncoderBlock]:
     """The blocks of layers 0 to `num_layers` - 1, made one after the other by `make(rngs, layer)`.
 
-    `shared`: all have the attention op's own parameters of the first.
+    `shared`: layers `period` apart have the attention op's own parameters of the first of them.
     """
     if any(isinstance(count, jax.core.Tracer) for count in jax.tree.leaves(_counts(rngs))):
         # Flax looks through the trace so far whenever a key is drawn, in time quadratic in the number of layers unless
@@ -36,32 +45,43 @@ def make_blocks(
     else:
         blocks = [make(rngs, layer) for layer in range(num_layers)]
     if shared:
-        share_attention_params(blocks)
+        share_attention_params(blocks, period)
     return blocks
 
 
 def make_stacked(
-    make: Callable[[nnx.Rngs], EncoderBlock], num_layers: int, *, rngs: nnx.Rngs, shared: bool = False
-) -> EncoderBlock:
-    """One block with arrays `[layers, ...]`: those of `num_layers` blocks made one after the other, in one trace.
+    make: Callable[[nnx.Rngs, int], EncoderBlock],
+    num_layers: int,
+    *,
+    rngs: nnx.Rngs,
+    period: int = 1,
+    shared: bool = False,
+) -> list[EncoderBlock]:
+    """`period` blocks with arrays `[layers / period, ...]`: those of `num_layers` blocks made in turn, in one trace.
 
     Args:
-      make: makes a block; it draws equally often from `rngs` each time, and layers differ by what they draw alone.
+      make: makes the block of layer 0 to `period` - 1; it draws equally often from `rngs` each time, and layers
+        `period` apart differ by what they draw alone.
+      num_layers: a multiple of `period`.
       rngs: as for the first block; left as the last block leaves it.
-      shared: but one set of the attention op's own parameters, the first layer's.
+      shared: but one set of the attention op's own parameters for layers `period` apart, that of the first.
     """
     before = _counts(rngs)
-    graphdef, common, _ = _split(make(rngs), shared)
+    parts = [_split(make(rngs, layer), shared) for layer in range(period)]
     draws = jax.tree.map(lambda after, count: after - count, _counts(rngs), before)
 
-    def at(layer: Any) -> nnx.Rngs:
-        """The streams as they are when that layer's turn comes."""
-        return nnx.merge(*nnx.split(rngs, nnx.RngKey, ...)[:2], jax.tree.map(lambda n, d: n + layer * d, before, draws))
+    def at(step: Any) -> nnx.Rngs:
+        """The streams as they are when the turn of that step's layers comes."""
+        return nnx.merge(*nnx.split(rngs, nnx.RngKey, ...)[:2], jax.tree.map(lambda n, d: n + step * d, before, draws))
 
-    layers = jnp.arange(num_layers, dtype=jnp.uint32)
-    own = jax.vmap(lambda layer: _split(make(at(layer)), shared)[2])(layers)
-    nnx.update(rngs, jax.tree.map(lambda n, d: n + num_layers * d, before, draws))
-    return nnx.merge(graphdef, common, own)
+    def made(step: Any) -> list[Any]:
+        streams = at(step)
+        return [_split(make(streams, layer), shared)[2] for layer in range(period)]
+
+    steps = num_layers // period
+    own = jax.vmap(made)(jnp.arange(steps, dtype=jnp.uint32))
+    nnx.update(rngs, jax.tree.map(lambda n, d: n + steps * d, before, draws))
+    return [nnx.merge(graphdef, common, arrays) for (graphdef, common, _), arrays in zip(parts, own, strict=True)]
 
 
 def _counts(rngs: nnx.Rngs) -> Any:
@@ -70,17 +90,19 @@ def _counts(rngs: nnx.Rngs) -> Any:
 
 
 def unstack_blocks(
-    stacked: EncoderBlock, num_layers: int, attention: Attention, *, shared: bool = False
+    stacked: Sequence[EncoderBlock], num_layers: int, attention: Attention, *, shared: bool = False
 ) -> list[EncoderBlock]:
     """The blocks that `make_stacked` stacked; layer i attends with `attention.at_layer(i)`."""
-    graphdef, common, own = _split(stacked, shared)
+    period = len(stacked)
+    parts = [_split(block, shared) for block in stacked]
     blocks = []
     for index in range(num_layers):
-        block = nnx.merge(graphdef, common, jax.tree.map(lambda x, index=index: x[index], own))
+        graphdef, common, own = parts[index % period]
+        block = nnx.merge(graphdef, common, jax.tree.map(lambda x, row=index // period: x[row], own))
         block.attention.attention_fn.op = attention.at_layer(index)
         blocks.append(block)
     if shared:
-        share_attention_params(blocks)
+        share_attention_params(blocks, period)
     return blocks
 
 
@@ -109,31 +131,48 @@ def run_blocks(
 
 
 def scan_blocks(
-    stacked: EncoderBlock,
+    stacked: Sequence[EncoderBlock],
     num_layers: int,
     x: Array,
     mask: Array | None,
     *,
     keys: Array | None,
-    plans: Any = None,
+    plans: Sequence[Any],
     shared: bool = False,
     remat: bool = False,
 ) -> Array:
     """`run_blocks` for stacked blocks: one trace and one compiled body, however many layers there are.
 
     Args:
-      plans: what `Attention.plans` gives.
+      num_layers: a multiple of the number of stacked blocks, which are the layers of one step of the scan.
+      plans: for each stacked block the plans of its layers, see `plans_by_block`.
       shared: as given to `make_stacked`.
     """
-    graphdef, common, own = _split(stacked, shared)
+    period = len(stacked)
+    parts = [_split(block, shared) for block in stacked]
+    if keys is not None:
+        keys = keys.reshape(num_layers // period, period)
 
-    def body(x: Array, layer: Any) -> tuple[Array, None]:
-        own, key, plan = layer
-        return _run(nnx.merge(graphdef, common, own), x, mask, key, plan), None
+    def run(index: int, own: Any, x: Array, key: Array | None, plan: Any) -> Array:
+        graphdef, common, _ = parts[index]
+        return _run(nnx.merge(graphdef, common, own), x, mask, key, plan)
 
     if remat:
-        body = jax.checkpoint(body, prevent_cse=False)  # a scan keeps the copies apart by itself
-    return jax.lax.scan(body, x, (own, keys, plans), length=num_layers)[0]
+        run = jax.checkpoint(run, prevent_cse=False, static_argnums=0)  # a scan keeps the copies apart by itself
+
+    def body(x: Array, layers: Any) -> tuple[Array, None]:
+        own, keys, plans = layers
+        for index in range(period):
+            x = run(index, own[index], x, None if keys is None else keys[index], plans[index])
+        return x, None
+
+    layers = ([own for _, _, own in parts], keys, list(plans))
+    return jax.lax.scan(body, x, layers, length=num_layers // period)[0]
+
+
+def plans_by_block(attention: Attention, plans: Any) -> Sequence[Any]:
+    """What `attention.plans` gave, for each stacked block of its layers."""
+    return plans if isinstance(attention, Layers) else [plans]
 
 
 def _run(block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, plan: Any = None) -> Array:
