@@ -21,10 +21,9 @@ from xformer.models import EncoderClassifier
 from xformer.schema import ConfigError
 from xformer.train import TrainConfig, Trainer, optimizers
 from xformer.train.parallel import make_layout
-from xformer.train.settings import check_batch_size, direction
+from xformer.train.settings import check_batch_size, selection
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-ASSUMED_SIZES = {"vocab_size": 256, "num_classes": 10}  # where there is no data yet to tell
 MAX_TOKENS = 2**31  # of a batch: more can't be numbered by the int32 indices that JAX uses
 
 
@@ -77,9 +76,8 @@ class Experiment:
         data = self.task.open(data_dir)
         check = lambda: check_batch_size(self.train, data.num_examples("train"))
         sections.construct("train", self.config.to_dict(), check)
-        sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
         return Trainer(
-            model_fn=self.model_fn(**sizes),
+            model_fn=self.model_fn(**self.task.sizes(data.preprocess)),
             data=data,
             task=self.task,
             optimizer=self.optimizer,
@@ -124,10 +122,10 @@ def build(config: Mapping | ConfigDict) -> Experiment:
     num_positions = EncoderClassifier.num_positions(task.length, checked["model"]["pooling"])
     op = sections.construct("attention", checked, lambda: attention.build(checked["attention"], num_positions))
     checked["attention"] = sections.complete(checked["attention"], op)
-    # The metric's own direction, so that the config of a run says it.
-    select = lambda: direction(TrainConfig(**checked["train"]), task.better)
-    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)])
-    checked["train"]["select_mode"] = sections.construct("train", checked, select)
+    # The metric and its own direction, so that the config of a run says them.
+    select = lambda: selection(TrainConfig(**checked["train"]), task.better)
+    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)] | None)
+    checked["train"]["select_metric"], checked["train"]["select_mode"] = sections.construct("train", checked, select)
     experiment = Experiment(
         name=checked["name"],
         seed=checked["seed"],
@@ -196,8 +194,7 @@ def _check_together(experiment: Experiment, num_positions: int) -> None:
     for remark in getattr(experiment.attention, "remarks", lambda _: ())(num_positions):
         _warn(f"attention: {remark}")
     outputs = sections.construct("model", config, lambda: trace(experiment))
-    batch = {"targets": jax.ShapeDtypeStruct((1,), jnp.int32), "weights": jax.ShapeDtypeStruct((1,), jnp.float32)}
-    jax.eval_shape(experiment.task.metrics, outputs, batch)
+    jax.eval_shape(experiment.task.metrics, outputs, experiment.task.example_batch(1))
 
 
 @functools.cache  # a comparison checks the same keys many times
@@ -206,9 +203,9 @@ def _warn(message: str) -> None:
 
 
 def trace(experiment: Experiment) -> Any:
-    """The logits, shapes instead of arrays, of one example's training-mode forward pass at the task's length."""
-    length = experiment.task.length
-    sizes = ASSUMED_SIZES | {"max_len": length}
+    """The outputs, shapes instead of arrays, of one example's training-mode forward pass at the task's length."""
+    task = experiment.task
+    sizes = task.sizes()
     model = nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0)))
     if experiment.model_args["scan_layers"]:
         # Scanned layers run one program: two of them are refused what all are, without the plans of all.
@@ -217,9 +214,8 @@ def trace(experiment: Experiment) -> Any:
         model = nnx.eval_shape(lambda: few.model_fn(**sizes)(nnx.Rngs(0)))
     graph, state = nnx.split(model)
 
-    def forward(state: Any, inputs: jax.Array, rng: jax.Array) -> jax.Array:
+    def forward(state: Any, batch: Mapping[str, jax.Array], rng: jax.Array) -> Any:
         rngs = nnx.Rngs(dropout=rng)
-        return nnx.merge(graph, state)(inputs, inputs > 0, deterministic=False, rngs=rngs)
+        return nnx.merge(graph, state)(**task.inputs(batch), deterministic=False, rngs=rngs)
 
-    inputs = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    return jax.eval_shape(forward, state, inputs, jax.eval_shape(lambda: jax.random.key(0)))
+    return jax.eval_shape(forward, state, task.example_batch(1), jax.eval_shape(lambda: jax.random.key(0)))
