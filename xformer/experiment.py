@@ -21,10 +21,9 @@ from xformer.models import MODELS
 from xformer.schema import ConfigError
 from xformer.train import TrainConfig, Trainer, optimizers
 from xformer.train.parallel import make_layout
-from xformer.train.settings import check_batch_size, direction
+from xformer.train.settings import check_batch_size, selection
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-ASSUMED_SIZES = {"vocab_size": 256, "num_classes": 10}  # where there is no data yet to tell
 MAX_TOKENS = 2**31  # of a batch: more can't be numbered by the int32 indices that JAX uses
 
 
@@ -86,7 +85,7 @@ class Experiment:
         check = lambda: check_batch_size(self.train, data.num_examples("train"))
         sections.construct("train", self.config.to_dict(), check)
         return Trainer(
-            model_fn=self.model_fn(**data_sizes(data)),
+            model_fn=self.model_fn(**self.task.sizes(data.preprocess)),
             data=data,
             task=self.task,
             optimizer=self.optimizer,
@@ -137,15 +136,15 @@ def build(config: Mapping | ConfigDict) -> Experiment:
     """
     checked = sections.check_keys(config)
     task = sections.construct("task", checked, lambda: tasks.build(checked["task"]))
-    checked["model"] = sections.complete_model(checked, assumed_sizes(task))
+    checked["model"] = sections.complete_model(checked, task.sizes())
     model, model_args = MODELS[checked["model"]["name"]], {**checked["model"]}
     del model_args["name"]
     num_positions = _num_positions(model, task.length, model_args)
     op, checked["attention"] = sections.build_attention(checked, num_positions)
-    # The metric's own direction, so that the config of a run says it.
-    select = lambda: direction(TrainConfig(**checked["train"]), task.better)
-    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)])
-    checked["train"]["select_mode"] = sections.construct("train", checked, select)
+    # The metric and its own direction, so that the config of a run says them.
+    select = lambda: selection(TrainConfig(**checked["train"]), task.better)
+    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)] | None)
+    checked["train"]["select_metric"], checked["train"]["select_mode"] = sections.construct("train", checked, select)
     experiment = Experiment(
         name=checked["name"],
         seed=checked["seed"],
@@ -172,25 +171,6 @@ def _num_positions(model: type, max_len: int, model_args: Mapping[str, Any]) -> 
     if count is None:
         return max_len
     return count(max_len, **{key: model_args[key] for key in schema.parameters(count) if key in model_args})
-
-
-def assumed_sizes(task: tasks.Task) -> dict[str, int]:
-    """The sizes that a model of the task is given, assumed where only the data can tell."""
-    return ASSUMED_SIZES | {"max_len": task.length}
-
-
-def data_sizes(data: tasks.TaskData) -> dict[str, int]:
-    """The sizes that a model for this data is given."""
-    return {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
-
-
-def example_batch(task: tasks.Task, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of the task, shapes instead of arrays."""
-    return {
-        "inputs": jax.ShapeDtypeStruct((batch_size, task.length), jnp.int32),
-        "targets": jax.ShapeDtypeStruct((batch_size,), jnp.int32),
-        "weights": jax.ShapeDtypeStruct((batch_size,), jnp.float32),
-    }
 
 
 def _as_text(checked: Mapping[str, Any]) -> str:
@@ -245,7 +225,7 @@ def _check_together(experiment: Experiment, num_positions: int) -> None:
         _warn(f"attention: {remark}")
     outputs = sections.construct("model", config, lambda: trace(experiment))
     try:
-        jax.eval_shape(experiment.task.metrics, outputs, example_batch(experiment.task, 1))
+        jax.eval_shape(experiment.task.metrics, outputs, experiment.task.example_batch(1))
     except (TypeError, ValueError) as error:
         shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(outputs))
         raise ConfigError(
@@ -266,9 +246,9 @@ def trace(experiment: Experiment) -> Any:
       ConfigError: the model does not read what the task gives.
       ValueError, NotImplementedError: as the model's constructor and call do.
     """
-    sizes = assumed_sizes(experiment.task)
-    batch = example_batch(experiment.task, 1)
-    sections.check_call(experiment.config, jax.eval_shape(experiment.task.inputs, batch))
+    task = experiment.task
+    sizes, batch = task.sizes(), task.example_batch(1)
+    sections.check_call(experiment.config, jax.eval_shape(task.inputs, batch))
     model = nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0)))
     if experiment.model_args.get("scan_layers"):
         # Scanned layers run one program: two of each entry are refused what all are, without the plans of all.

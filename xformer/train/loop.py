@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from xformer.train.checkpoint import Checkpoints
-from xformer.train.engine import Data, Engine, Totals
+from xformer.train.engine import Data, Engine
 from xformer.train.errors import Diverged, Interrupted
 from xformer.train.feed import Feed
 from xformer.train.health import finite_report
@@ -24,6 +24,7 @@ from xformer.train.progress import Progress
 from xformer.train.run_state import TIMES, Position
 from xformer.train.settings import TrainConfig
 from xformer.train.step import COUNTS, TrainState
+from xformer.train.sums import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ UNDER_WAY = 2
 class Loop:
     """One process's pass through a run; `position` is kept up to date.
 
-    `mode` says whether less ("min") or more ("max") of the metric to select by is better.
+    `select` is the metric to select by, and whether less ("min") or more ("max") of it is better.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class Loop:
         interruption: Interruption,
         feed: Feed,
         position: Position,
-        mode: str,
+        select: tuple[str, str],
     ) -> None:
         self._engine, self._data, self._train, self._checkpoints = engine, data, train, checkpoints
         self._writer, self._progress, self._interruption, self._feed = writer, progress, interruption, feed
-        self.position, self._mode = position, mode
+        self.position = position
+        self._metric, self._mode = select
         feed.check = self.check
         self._started = self._saved = position.step
         self._dispatched = position.step
@@ -124,7 +126,7 @@ class Loop:
         if (what := finite_report(report)) is not None:
             raise self._diverged(step, what)
         if step == self._started + 1:
-            self._check_metric(report["sums"])
+            self._check_metric(report)
             position.peak_memory_bytes = self._engine.train_step.peak_bytes
         else:
             position.step_seconds = [*position.step_seconds, round(seconds, 6)][-TIMES:]
@@ -139,9 +141,11 @@ class Loop:
         position.seconds += seconds
         position.waited = self._waited_before + self._feed.waited
         log = step % train.log_every == 0 or step == train.num_steps
-        loss = float(report["sums"]["loss"][0]) / max(float(report["sums"]["loss"][1]), 1e-9)
+        this = Totals()
+        this.add(report)
+        loss = this.loss
         if log:
-            means = window.means()
+            means = window.means(self._engine.finish)
             health = {name: float(value) for name, value in report["health"].items()}
             self._row("train", means | health | {"examples": position.examples, "tokens": position.tokens})
             position.sums, position.counts, loss = {}, {}, means["loss"]
@@ -177,7 +181,7 @@ class Loop:
 
     def _evaluate(self, state: TrainState) -> bool:
         """Evaluates the validation split; whether it is the best so far."""
-        train, position = self._train, self.position
+        position = self.position
         watch = self._progress.watch("validation", self.check)
         metrics = self._engine.evaluate((state.params, state.rest), self._data, "validation", watch)
         bad = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
@@ -185,7 +189,7 @@ class Loop:
             raise self._diverged(position.step, f"validation {bad[0]}", in_training=False)
         self._row("validation", metrics)
         position.evaluated = True
-        value, best = metrics[train.select_metric], position.best
+        value, best = metrics[self._metric], position.best
         sign = 1 if self._mode == "max" else -1
         better = best is None or sign * value > sign * best["value"]
         if better:
@@ -212,9 +216,12 @@ class Loop:
         self._checkpoints.save(position.step, trees, dataclasses.asdict(position), self._feed.state)
         self._saved = position.step
 
-    def _check_metric(self, sums: Mapping[str, Any]) -> None:
-        if self._train.select_metric not in sums:
-            raise ValueError(f"select_metric must be one of {', '.join(sums)}, got {self._train.select_metric!r}")
+    def _check_metric(self, report: Mapping[str, Any]) -> None:
+        totals = Totals()
+        totals.add(report)
+        known = totals.means(self._engine.finish)
+        if self._metric not in known:
+            raise ValueError(f"select_metric must be one of {', '.join(known)}, got {self._metric!r}")
 
     def _diverged(self, step: int, what: str, in_training: bool = True) -> Diverged:
         steps = self._checkpoints.steps()

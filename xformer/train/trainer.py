@@ -15,7 +15,7 @@ import jax
 import optax
 from flax import nnx
 
-from xformer.train import data_record, parallel
+from xformer.train import data_record, example_values, parallel
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import Checkpoints, barrier
 from xformer.train.engine import Data, Engine
@@ -27,7 +27,7 @@ from xformer.train.metrics import MetricsWriter
 from xformer.train.progress import Progress
 from xformer.train.restoring import choose
 from xformer.train.run_state import Position
-from xformer.train.settings import TrainConfig, check_batch_size, direction
+from xformer.train.settings import TrainConfig, check_batch_size, selection
 from xformer.train.step import Task, num_params
 
 MEMORY = "peak memory is one device's arguments, results and temporaries of the compiled training step"
@@ -42,7 +42,7 @@ class Trainer:
       model_fn: makes the freshly initialised model. It is called with keyword arguments from `task.inputs`,
         `deterministic` and, in training, `rngs` with the stream `dropout`.
       data: opened data; `data.batches` gives the splits train, validation and test.
-      task: `inputs(batch)` for the model and `metrics(outputs, batch)`, (sum, weight) by name, `loss` among them.
+      task: what the model gets of a batch and how its outputs are judged; see `xformer.train.step.Task`.
       optimizer, schedule: from `xformer.train.optimizers.build`; the schedule is what rows report.
       workdir: folder of the run, made if missing.
       seed: decides initialisation, dropout and data order.
@@ -95,7 +95,7 @@ class Trainer:
     def _fit(self) -> dict[str, Any]:
         main, workdir = jax.process_index() == 0, Path(self.workdir)
         parallel.make_layout(self.train)
-        mode = direction(self.train, self.task.better)
+        select = selection(self.train, self.task.better)
         check_batch_size(self.train, self.data.num_examples("train"))
         with contextlib.ExitStack() as stack:
             if main:
@@ -119,15 +119,18 @@ class Trainer:
             feed = stack.enter_context(Feed(engine.train_batches(self.data, self.seed), data_state))
             progress.say(self._start_line(engine, position))
             loop = Loop(
-                engine, self.data, self.train, checkpoints, writer, progress, interruption, feed, position, mode
+                engine, self.data, self.train, checkpoints, writer, progress, interruption, feed, position, select
             )
             try:
                 loop.run(state)
             except Diverged as error:
                 progress.say(f"{error}; looking for where it starts")
                 raise self._explained(error, engine, checkpoints, interruption) from None
-            result = self._result(engine, checkpoints, position, progress.watch("test", loop.check))
+            kept = example_values.Kept()
+            watch = progress.watch("test", loop.check)
+            result = self._result(engine, checkpoints, position, select[0], watch, kept)
             if main:
+                example_values.write(workdir, kept.arrays())
                 folders.write_json(workdir / "result.json", result)
             return result
 
@@ -177,11 +180,17 @@ class Trainer:
         )
 
     def _result(
-        self, engine: Engine, checkpoints: Checkpoints, position: Position, watch: Callable[[int, int], None]
+        self,
+        engine: Engine,
+        checkpoints: Checkpoints,
+        position: Position,
+        metric: str,
+        watch: Callable[[int, int], None],
+        kept: example_values.Kept,
     ) -> dict[str, Any]:
         assert position.best is not None  # the last step is always evaluated
         best = position.best["step"]
-        test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", watch)
+        test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", watch, kept)
         times = position.step_seconds or [position.seconds / position.step]
         return {
             "name": self.name,
@@ -196,8 +205,9 @@ class Trainer:
             "eval": position.best["metrics"],
             "test": test,
             "best_step": best,
-            "select_metric": self.train.select_metric,
+            "select_metric": metric,
             "better": dict(self.task.better),
+            "baseline": dict(self.task.baseline(self.data)),
             "last_step": position.step,
             "batch_size": self.train.batch_size,
             "batch_size_per_device": self.train.batch_size // engine.layout.batch_shards,
