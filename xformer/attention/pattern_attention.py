@@ -79,24 +79,34 @@ class PatternAttention(Attention):
         return dense(self._pattern(kv_len, num_heads), q_len, kv_len)
 
     def attend(self, call: Call, params: Params) -> Array:
+        return self._attend(call, params, with_lse=False)[0]
+
+    def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
+        out, lse = self._attend(call, params, with_lse=True)
+        assert lse is not None
+        return out, lse
+
+    def _attend(self, call: Call, params: Params, *, with_lse: bool) -> tuple[Array, Array | None]:
         inputs, controls, settings, pattern = self._split(call, params)
         offset, plan = controls.offset if isinstance(controls.offset, int) else None, controls.plan
         if plan is not None and (offset != 0 or self.implementation not in (None, "xla")):
             raise NotImplementedError(f"{self._name}: a plan serves the tiled engine and queries from position 0 on")
         chosen = "xla"
         if plan is None:
-            chosen = kernels.choose(self.implementation, inputs, controls, settings, pattern)
+            chosen = kernels.choose(self.implementation, inputs, controls, settings, pattern, with_lse=with_lse)
         if chosen in kernels.KERNELS:
-            return kernels.attend(chosen, inputs, controls, settings, pattern)
+            return kernels.attend(chosen, inputs, controls, settings, pattern), None
         if chosen == "reference":
-            return _merge(dense_engine.attend(inputs, controls, settings, pattern).out)
+            out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
+            return _merge(out), _merge(lse)
         if plan is None:
             tiles = self.tile_plan(*call.lengths, call.query.shape[2], query_offset=offset)
             tiles = tiles.at_offset(controls.offset, call.lengths[1])
             (plan,) = sequence_parallel.share([tiles], *call.lengths)
         if offset is None:
             settings = dataclasses.replace(settings, pattern=pattern)
-        return _merge(sequence_parallel.attend(inputs, controls._replace(plan=plan), settings)[0])
+        out, lse = sequence_parallel.attend(inputs, controls._replace(plan=plan), settings)
+        return _merge(out), _merge(lse)
 
     def weights(self, call: Call, params: Params) -> Array:
         inputs, controls, settings, pattern = self._split(call, params)

@@ -218,7 +218,7 @@ class QueryTiles:
 
     def scores(
         self, query: Array, key: Array, chunk: Chunk, products: Array | None, query_marks: Array | None = None
-    ) -> tuple[Array, Array | float]:
+    ) -> tuple[Array, Any]:
         """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys, and the softcap's derivative there.
 
         Args:
@@ -297,7 +297,7 @@ class QueryTiles:
         return self.flat(jnp.broadcast_to(scale, whole))
 
 
-def soft_cap(scores: Array, softcap: float | None) -> tuple[Array, Array | float]:
+def soft_cap(scores: Array, softcap: float | None) -> tuple[Array, Any]:
     """`softcap * tanh(score / softcap)` and its derivative by the score; the scores and 1 where there is no cap."""
     if softcap is None:
         return scores, 1.0
