@@ -153,7 +153,10 @@ class Attention(AttentionCallable):
         raise NotImplementedError
 
     def cost(self, shape: Shape) -> Cost:
-        """What a plain forward call of this shape costs, as the implementation executes it."""
+        """What a plain forward call of this shape costs, as the implementation executes it.
+
+        Variants that take `positions` have a keyword of that name: what a call costs in which they are given.
+        """
         raise NotImplementedError
 
     def remarks(self, num_positions: int) -> tuple[str, ...]:

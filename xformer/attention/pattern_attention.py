@@ -99,11 +99,15 @@ class PatternAttention(Attention):
         if chosen == "reference":
             out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
             return _merge(out), _merge(lse)
+        by_position = controls.q_positions is not None
         if plan is None:
-            tiles = self.tile_plan(*call.lengths, call.query.shape[2], query_offset=offset)
-            tiles = tiles.at_offset(controls.offset, call.lengths[1])
+            sizes = *call.lengths, call.query.shape[2]
+            if by_position:  # any tile may hold a pair
+                tiles = self._tiles(Full(), *sizes, None)
+            else:
+                tiles = self.tile_plan(*sizes, query_offset=offset).at_offset(controls.offset, call.lengths[1])
             (plan,) = sequence_parallel.share([tiles], *call.lengths)
-        if offset is None:
+        if offset is None or (by_position and not isinstance(pattern, Full)):
             settings = dataclasses.replace(settings, pattern=pattern)
         out, lse = sequence_parallel.attend(inputs, controls._replace(plan=plan), settings)
         return _merge(out), _merge(lse)
@@ -133,11 +137,14 @@ class PatternAttention(Attention):
         tiles = self._tiles(Heads(tuple(patterns)), shape.q_len, shape.kv_len, shape.num_heads)
         return layer_plans.stack(self, tiles.by_layer(num_layers), shape)
 
-    def cost(self, shape: Shape) -> Cost:
+    def cost(self, shape: Shape, *, positions: bool = False) -> Cost:
+        """What a plain call of this shape costs; with `positions`, one in which they are given."""
+        if positions and "positions" in self.REFUSES:
+            raise NotImplementedError(f"{self._name} cannot honour positions: {self.REFUSES['positions']}")
         q_len, kv_len, depths = shape.q_len, shape.kv_len, (shape.head_dim, shape.value_depth)
         params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
         relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
-        implementation = self._implementation(shape, relative)
+        implementation = self._implementation(shape, relative, positions)
         if implementation in kernels.KERNELS:
             pattern = self._pattern(kv_len, shape.num_heads)
             flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, shape.head_dim)
@@ -146,8 +153,13 @@ class PatternAttention(Attention):
         else:
             # Fewer queries than keys are those of decoding, at an offset that is known at run time.
             known = q_len == kv_len or not (self.POSITIONAL or self.causal or self.position is not None)
-            plan = self.tile_plan(q_len, kv_len, shape.num_heads, query_offset=0 if known else None)
-            flops = tiled_flops(plan, q_len, *depths, relative)
+            sizes = q_len, kv_len, shape.num_heads
+            plan = (
+                self._tiles(Full(), *sizes, None)
+                if positions
+                else self.tile_plan(*sizes, query_offset=0 if known else None)
+            )
+            flops = tiled_flops(plan, q_len, *depths, relative, by_position=positions)
         return call_cost(shape, shape.batch * shape.num_heads * flops, params)
 
     def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
@@ -175,7 +187,7 @@ class PatternAttention(Attention):
 
     # What the implementations are given.
 
-    def _implementation(self, shape: Shape, relative: Any) -> str:
+    def _implementation(self, shape: Shape, relative: Any, positions: bool) -> str:
         """What runs a plain call of this shape in float32 (in bfloat16 for cuDNN, which knows no other)."""
         dtype = jnp.bfloat16 if self.implementation == "cudnn" else jnp.float32
         array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, *sizes), dtype)
@@ -183,7 +195,8 @@ class PatternAttention(Attention):
         key, value = (array(shape.kv_len, shape.kv_heads, depth) for depth in (shape.head_dim, shape.value_depth))
         inputs = Inputs(query, key, value, None, relative)  # type: ignore
         pattern = self._pattern(shape.kv_len, shape.num_heads)
-        return kernels.choose(self.implementation, inputs, Controls(None), Settings(1.0), pattern, anywhere=True)
+        controls = Controls(None, q_positions=query if positions else None)  # type: ignore
+        return kernels.choose(self.implementation, inputs, controls, Settings(1.0), pattern, anywhere=True)
 
     def _pattern(self, kv_len: int, num_heads: int) -> Pattern:
         pattern = self.token_pattern(kv_len, num_heads)
@@ -203,18 +216,38 @@ class PatternAttention(Attention):
         self.check_params(params, call)
         offset: int | Array = 0
         query, key, relative = call.query, call.key, None
-        if self.POSITIONAL or self.causal or self.position is not None:
+        if call.q_positions is not None and call.kv_positions is not None:
+            query, key = self._at_positions(call)
+            relative = self._relative(params, num_heads, 1)  # lengths say nothing of distances
+        elif self.POSITIONAL or self.causal or self.position is not None:
             offset = call.offset(self._name)
             query = self._within_positions(query, offset, kv_len)
-        if self.position is not None:
-            query = self.position.rotate(query, offset + jnp.arange(q_len))
-            key = self.position.rotate(key, jnp.arange(kv_len))
-            relative = self._relative(params, num_heads, kv_len)
+            if self.position is not None:
+                query = self.position.rotate(query, offset + jnp.arange(q_len))
+                key = self.position.rotate(key, jnp.arange(kv_len))
+                relative = self._relative(params, num_heads, kv_len)
         inputs, controls, settings = split_heads(call, query, key, call.value)
         if call.plan is not None:
             controls = controls._replace(plan=layer_plans.tiles_of(call.plan, self, q_len, kv_len, num_heads))
         inputs = inputs._replace(relative=relative)
         return inputs, controls._replace(offset=offset), settings, self._pattern(kv_len, num_heads)
+
+    def _at_positions(self, call: Call) -> tuple[Array, Array]:
+        """Queries and keys at the positions that were given, rotated; NaN beyond the last position of the term."""
+        query, key, position = call.query, call.key, self.position
+        q_positions, kv_positions = call.q_positions, call.kv_positions
+        assert q_positions is not None and kv_positions is not None
+        if position is None:
+            return query, key
+        if position.num_positions is not None:
+            last = position.num_positions - 1
+            if call.position_range is not None and not 0 <= call.position_range[0] <= call.position_range[1] <= last:
+                reach = " to ".join(map(str, call.position_range))
+                raise ValueError(f"{position} has positions 0 to {last}: those given reach from {reach}")
+            known = lambda x: ((x >= 0) & (x <= last))[:, :, None, None]
+            query = jnp.where(known(q_positions), query, jnp.asarray(jnp.nan, query.dtype))
+            key = jnp.where(known(kv_positions), key, jnp.asarray(jnp.nan, key.dtype))
+        return position.rotate(query, q_positions), position.rotate(key, kv_positions)
 
     def _within_positions(self, query: Array, offset: int | Array, kv_len: int) -> Array:
         """The queries, NaN where they stand beyond the last position. ValueError where that is known when tracing."""
@@ -252,7 +285,12 @@ def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inp
         query = exact(query) * call.head_scale[None, None, :, None]
     q_segments = None if call.q_segments is None else call.q_segments[:, None, None, :, None]
     kv_segments = None if call.kv_segments is None else call.kv_segments[:, None, None, None, :]
-    controls = Controls(None, pairs(call.mask), q_segments, kv_segments, 0, call.dropout_rng)
+    q_positions = None if call.q_positions is None else call.q_positions[:, None, None, :, None]
+    kv_positions = None if call.kv_positions is None else call.kv_positions[:, None, None, None, :]
+    controls = Controls(
+        None, pairs(call.mask), q_segments, kv_segments, 0, call.dropout_rng, q_positions=q_positions,
+        kv_positions=kv_positions,
+    )  # fmt: skip
     settings = Settings(
         call.scale, call.dropout_rate, call.broadcast_dropout, precision=call.precision, softcap=call.softcap
     )

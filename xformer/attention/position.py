@@ -54,7 +54,10 @@ class Position:
         return {}
 
     def rotate(self, x: Array, positions: Array) -> Array:
-        """Queries or keys `[..., length, num_heads, head_dim]` at int `positions` `[length]`, rotated."""
+        """Queries or keys `[batch, length, num_heads, head_dim]`, rotated.
+
+        `positions` is int `[length]` or `[batch or 1, length]`.
+        """
         return x
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative | None:
@@ -248,7 +251,7 @@ class Rotary(Position):
             raise ValueError(f"head_dim must be even for Rotary, got {head_dim}")
         dtype = jnp.promote_types(x.dtype, jnp.float32)
         frequencies = jnp.asarray(self.base ** (-np.arange(0, head_dim, 2) / head_dim), dtype)
-        angles = positions.astype(dtype)[:, None, None] * frequencies  # [length, 1, head_dim / 2]
+        angles = positions.astype(dtype)[..., None, None] * frequencies  # [..., length, 1, head_dim / 2]
         cos, sin = jnp.cos(angles), jnp.sin(angles)
         first, second = jnp.split(x.astype(dtype), 2, axis=-1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)

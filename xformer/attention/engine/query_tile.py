@@ -11,8 +11,10 @@ import jax.numpy as jnp
 
 from xformer.attention.engine import gather, mesh_axes
 from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.relative_by_position import RelativeByPosition
 from xformer.attention.engine.relative_tiles import RelativeTiles
 from xformer.attention.engine.tile_plan import TileGroup
+from xformer.attention.pattern import Pattern
 
 Array = jax.Array
 HIDDEN = -math.inf  # the score of a hidden pair: below any bias, which is a number like any other
@@ -83,9 +85,11 @@ class QueryTiles:
         self.relative: Any = None  # a RelativeTiles where there are relative terms
         if inputs.relative is not None:
             terms = inputs.relative
-            self.relative = RelativeTiles(
-                self.q_block, self.kv_block, terms.radius, plan.near_per_query_tile, self.einsum
-            )
+            sizes = self.q_block, self.kv_block, terms.radius
+            if controls.q_positions is None:
+                self.relative = RelativeTiles(*sizes, plan.near_per_query_tile, self.einsum)
+            else:
+                self.relative = RelativeByPosition(*sizes, self.einsum)
             split = lambda x: None if x is None else self.heads(x).astype(self.dtype)
             pad = lambda x: x if x is None or self.relative.whole_table else self.relative.pad(x)
             key, value, bias, self.slopes = (
@@ -213,8 +217,18 @@ class QueryTiles:
         return self.controls.offset + (self.controls.first_query_tile + chunk.query_tile) * self.q_block
 
     def starts(self, chunk: Chunk) -> Array:
-        """Where the tiles' distances start in the tables; see `RelativeTiles`."""
+        """Where the tiles' distances start in the tables; see `RelativeTiles` and `RelativeByPosition`."""
+        if self.controls.q_positions is not None:
+            return self.relative.places(*self._positions(chunk))
         return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
+
+    def _positions(self, chunk: Chunk) -> tuple[Array, Array]:
+        """Those that were given, `[batch or 1, 1, 1, q_block, 1]` and `[batch or 1, 1, 1, 1, keys]`."""
+        q_positions, kv_positions = self.controls.q_positions, self.controls.kv_positions
+        assert q_positions is not None and kv_positions is not None
+        of_queries = jax.lax.dynamic_slice_in_dim(q_positions, chunk.query_tile * self.q_block, self.q_block, 3)
+        pick = chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block
+        return of_queries, gather.take_pairs(kv_positions, *pick)
 
     def scores(
         self, query: Array, key: Array, chunk: Chunk, products: Array | None, query_marks: Array | None = None
@@ -262,7 +276,10 @@ class QueryTiles:
         k_positions = k_positions.reshape(*chunk.key_tiles.shape[:2], 1, -1)
         if self.kv_len is not None:
             masks.append((k_positions < self.kv_len)[None])
-        if self.settings.pattern is not None:
+        if self.settings.pattern is not None and controls.q_positions is not None:
+            of_queries, of_keys = self._positions(chunk)
+            masks.append(allowed_by_position(self.settings.pattern, of_queries, of_keys))
+        elif self.settings.pattern is not None:
             q_positions = self._first_query(chunk) + jnp.arange(self.q_block)
             masks.append(self.heads(self.settings.pattern.allows(q_positions, k_positions[0, 0, 0]))[None])
         if controls.mask is not None:
@@ -295,6 +312,17 @@ class QueryTiles:
         scale = keep.astype(self.dtype) / (1.0 - rate)
         whole = (self.batch, self.kv_heads, self.groups, self.q_block, num_keys)
         return self.flat(jnp.broadcast_to(scale, whole))
+
+
+def allowed_by_position(pattern: Pattern, q_positions: Array, k_positions: Array) -> Array:
+    """Which pairs of a pattern that all heads share exist, `[batch or 1, 1, 1, q_len, kv_len]`.
+
+    Positions are int `[batch or 1, 1, 1, q_len, 1]` and `[batch or 1, 1, 1, 1, kv_len]`.
+    """
+    q_positions, k_positions = q_positions[:, 0, 0, :, 0], k_positions[:, 0, 0, 0]
+    batch = max(len(q_positions), len(k_positions))
+    wide = (jnp.broadcast_to(x, (batch, x.shape[1])) for x in (q_positions, k_positions))
+    return jax.vmap(pattern.allows)(*wide)[:, :, None]
 
 
 def soft_cap(scores: Array, softcap: float | None) -> tuple[Array, Any]:
