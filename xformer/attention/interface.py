@@ -149,8 +149,29 @@ class Attention(AttentionCallable):
         raise NotImplementedError
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:
-        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`; None where there are none."""
+        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`.
+
+        None where there are none, or where they depend on data; see `pattern_of`.
+        """
         raise NotImplementedError
+
+    def pattern_of(
+        self,
+        query: Array,
+        key: Array,
+        *,
+        mask: Array | None = None,
+        is_causal: bool = False,
+        segment_ids: Array | tuple[Array, Array] | None = None,
+    ) -> Array:
+        """Which pairs the variant considers for given inputs, before the mask and the segments hide any.
+
+        Arguments are those of a call. Returns bool `[*batch, num_heads or 1, q_len, kv_len]`.
+
+        Raises:
+          NotImplementedError: the op has no token pairs.
+        """
+        raise NotImplementedError(f"{self._name} mixes the length dimension: there are no pairs")
 
     def cost(self, shape: Shape) -> Cost:
         """What a plain forward call of this shape costs, as the implementation executes it.

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention import kernels, layer_plans
-from xformer.attention.call import Call, exact
+from xformer.attention.call import Call, exact, normalize
 from xformer.attention.cost import Cost, call_cost
 from xformer.attention.engine import dense as dense_engine
-from xformer.attention.engine import sequence_parallel
+from xformer.attention.engine import listed_tiles, sequence_parallel
+from xformer.attention.engine.listed_tiles import ListedTiles
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.engine.tile_cost import dense_flops, tiled_flops
@@ -24,7 +25,7 @@ from xformer.attention.interface import Attention
 from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
 from xformer.attention.shape import Shape
-from xformer.attention.signature import Params
+from xformer.attention.signature import Options, Params
 
 Array = jax.Array
 
@@ -59,6 +60,18 @@ class PatternAttention(Attention):
         """Tile size that suits the pattern, in tokens; None where large tiles do."""
         return None
 
+    def listed_tiles(self, call: Call) -> ListedTiles | None:
+        """The tiles that a call visits, where they depend on its data; None where the pattern alone says so.
+
+        A variant that lists tiles gives a pattern too, often `Full`, which single pairs are tested by. Nothing is
+        differentiated through the choice. Matrix products made for it are counted by `listing_flops`.
+        """
+        return None
+
+    def listing_flops(self, shape: Shape) -> int:
+        """FLOPs of the matrix products of `listed_tiles`."""
+        return 0
+
     def num_positions(self, kv_len: int) -> int | None:
         """How many positions, from 0, the pattern has for queries; None where there is no end."""
         return None
@@ -88,6 +101,9 @@ class PatternAttention(Attention):
 
     def _attend(self, call: Call, params: Params, *, with_lse: bool) -> tuple[Array, Array | None]:
         inputs, controls, settings, pattern = self._split(call, params)
+        listed = self.listed_tiles(call)
+        if listed is not None:
+            return self._attend_listed(listed, inputs, controls, settings, pattern)
         offset, plan = controls.offset if isinstance(controls.offset, int) else None, controls.plan
         if plan is not None and (offset != 0 or self.implementation not in (None, "xla")):
             raise NotImplementedError(f"{self._name}: a plan serves the tiled engine and queries from position 0 on")
@@ -112,14 +128,50 @@ class PatternAttention(Attention):
         out, lse = sequence_parallel.attend(inputs, controls._replace(plan=plan), settings)
         return _merge(out), _merge(lse)
 
+    def _attend_listed(
+        self, listed: ListedTiles, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern
+    ) -> tuple[Array, Array]:
+        if self.implementation not in (None, "xla", "reference"):
+            raise NotImplementedError(
+                f'implementation="{self.implementation}" cannot do this call: the tiles of {self._name} depend on data'
+            )
+        if self.implementation == "reference":
+            controls = _with_pairs(controls, listed.pairs(inputs.query.shape[1], inputs.key.shape[1]), inputs)
+            out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
+        else:
+            if not isinstance(pattern, Full):
+                settings = dataclasses.replace(settings, pattern=pattern)
+            out, lse = listed_tiles.attend(inputs, controls, settings, listed)
+        return _merge(out), _merge(lse)
+
+    def pattern_of(
+        self,
+        query: Array,
+        key: Array,
+        *,
+        mask: Array | None = None,
+        is_causal: bool = False,
+        segment_ids: Array | tuple[Array, Array] | None = None,
+    ) -> Array:
+        options = Options(mask=mask, is_causal=is_causal, segment_ids=segment_ids)
+        op, call = self._prepare(query, key, key, options)
+        assert isinstance(op, PatternAttention)
+        (q_len, kv_len), num_heads = call.lengths, call.query.shape[2]
+        pairs = jnp.asarray(dense(op._pattern(kv_len, num_heads), q_len, kv_len))[None]
+        listed = op.listed_tiles(call)
+        if listed is not None:
+            pairs = pairs & listed.pairs(q_len, kv_len)
+        pairs = jnp.broadcast_to(pairs, (call.batch, *pairs.shape[1:]))
+        return pairs.reshape(*call.batch_shape, *pairs.shape[1:])
+
     def weights(self, call: Call, params: Params) -> Array:
         inputs, controls, settings, pattern = self._split(call, params)
         if controls.plan is not None:
-            listed = layer_plans.pairs(controls.plan, *call.lengths)
-            heads = inputs.query.shape[2:4] if len(listed) > 1 else (1, 1)
-            listed = listed.reshape(1, *heads, *listed.shape[1:])
-            controls = controls._replace(mask=listed if controls.mask is None else controls.mask & listed)
+            controls = _with_pairs(controls, layer_plans.pairs(controls.plan, *call.lengths)[None], inputs)
             pattern = Full()
+        listed = self.listed_tiles(call)
+        if listed is not None:
+            controls = _with_pairs(controls, listed.pairs(*call.lengths), inputs)
         weights = dense_engine.attend(inputs, controls, settings, pattern).weights
         return weights.reshape(weights.shape[0], -1, *weights.shape[3:])
 
@@ -144,6 +196,15 @@ class PatternAttention(Attention):
         q_len, kv_len, depths = shape.q_len, shape.kv_len, (shape.head_dim, shape.value_depth)
         params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
         relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
+        listed = self._listed_plan(shape)
+        if listed is not None:
+            tiled = self.implementation != "reference"
+            flops = (
+                tiled_flops(listed, q_len, *depths, relative)
+                if tiled
+                else dense_flops(q_len, kv_len, *depths, relative)
+            )
+            return call_cost(shape, shape.batch * shape.num_heads * flops + self.listing_flops(shape), params)
         implementation = self._implementation(shape, relative, positions)
         if implementation in kernels.KERNELS:
             pattern = self._pattern(kv_len, shape.num_heads)
@@ -161,6 +222,21 @@ class PatternAttention(Attention):
             )
             flops = tiled_flops(plan, q_len, *depths, relative, by_position=positions)
         return call_cost(shape, shape.batch * shape.num_heads * flops, params)
+
+    def _listed_plan(self, shape: Shape) -> TilePlan | None:
+        """One example's plan of a variant that lists tiles, with shapes for arrays."""
+        array = lambda *sizes: jax.ShapeDtypeStruct((1, *sizes), jnp.float32)
+        query, key = (
+            array(shape.q_len, shape.num_heads, shape.head_dim),
+            array(shape.kv_len, shape.kv_heads, shape.head_dim),
+        )
+        sizes = shape.q_len, shape.kv_len, shape.num_heads
+
+        def plan(query: Array, key: Array) -> TilePlan | None:
+            listed = self.listed_tiles(normalize(query, key, key, Options()))
+            return None if listed is None else jax.tree.map(lambda x: x[0], listed).plan(*sizes)
+
+        return jax.eval_shape(plan, query, key)
 
     def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
         """The tiles that the engine visits.
@@ -297,6 +373,13 @@ def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inp
     query = query.reshape(*query.shape[:2], kv_heads, -1, query.shape[-1])
     sinks = None if call.sinks is None else call.sinks.reshape(kv_heads, -1)
     return Inputs(query, key, value, pairs(call.bias), sinks=sinks), controls, settings
+
+
+def _with_pairs(controls: Controls, pairs: Array, inputs: Inputs) -> Controls:
+    """The controls with a mask of pairs `[batch or 1, num_heads or 1, q_len, kv_len]` as well."""
+    heads = inputs.query.shape[2:4] if pairs.shape[1] > 1 else (1, 1)
+    pairs = pairs.reshape(pairs.shape[0], *heads, *pairs.shape[2:])
+    return controls._replace(mask=pairs if controls.mask is None else controls.mask & pairs)
 
 
 def _merge(out: Array) -> Array:
