@@ -83,6 +83,26 @@ class Attention(AttentionCallable):
         attend = functools.partial(by_example, op.attend)
         return call.restore(mesh_axes.automatic(attend, call, options.params or {}))
 
+    def attend_with_lse(self, query: Array, key: Array, value: Array, options: Options) -> tuple[Array, Array]:
+        """The output of a call and the log-sum-exp of its scores, both differentiable; see `merge_parts`.
+
+        Args:
+          query, key, value: as in a call.
+          options: the other arguments of the call.
+
+        Returns:
+          The output, and `[*batch, q_len, num_heads]` in float32 (float64 for float64 queries): the logarithm of the
+          sum of exp(score) over the keys that a query attends to, and of exp(sink) where there are sinks; -inf where
+          that is nothing.
+
+        Raises:
+          NotImplementedError: the op has no token pairs, or `implementation` is a kernel, none of which gives it.
+        """
+        op, call = self._prepare(query, key, value, options)
+        attend = functools.partial(by_example, op.attend_lse)
+        out, lse = mesh_axes.automatic(attend, call, options.params or {}, with_lse=True)
+        return call.restore(out), lse.reshape(*call.batch_shape, *lse.shape[1:])
+
     def attention_weights(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         """The weight of every pair before dropout, in O(q_len x kv_len) memory whatever the op: to look at.
 
@@ -112,6 +132,10 @@ class Attention(AttentionCallable):
         """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, value depth]`."""
         raise NotImplementedError
 
+    def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
+        """`attend` in the dtype of the computation, and the log-sum-exp `[batch, q_len, num_heads]`."""
+        raise NotImplementedError(f"{self._name} mixes the length dimension: there are no pairs to sum over")
+
     def weights(self, call: Call, params: Params) -> Array:
         """The weight of every pair `[batch, num_heads, q_len, kv_len]`, computed densely: to look at, not to train."""
         raise NotImplementedError(f"{self._name} mixes the length dimension: no token pair has a weight to sow")
@@ -130,11 +154,35 @@ class Attention(AttentionCallable):
         raise NotImplementedError
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:
-        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`; None where there are none."""
+        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`.
+
+        None where there are none, or where they depend on data; see `pattern_of`.
+        """
         raise NotImplementedError
 
+    def pattern_of(
+        self,
+        query: Array,
+        key: Array,
+        *,
+        mask: Array | None = None,
+        is_causal: bool = False,
+        segment_ids: Array | tuple[Array, Array] | None = None,
+    ) -> Array:
+        """Which pairs the variant considers for given inputs, before the mask and the segments hide any.
+
+        Arguments are those of a call. Returns bool `[*batch, num_heads or 1, q_len, kv_len]`.
+
+        Raises:
+          NotImplementedError: the op has no token pairs.
+        """
+        raise NotImplementedError(f"{self._name} mixes the length dimension: there are no pairs")
+
     def cost(self, shape: Shape) -> Cost:
-        """What a plain forward call of this shape costs, as the implementation executes it."""
+        """What a plain forward call of this shape costs, as the implementation executes it.
+
+        Variants that take `positions` have a keyword of that name: what a call costs in which they are given.
+        """
         raise NotImplementedError
 
     def remarks(self, num_positions: int) -> tuple[str, ...]:
@@ -174,7 +222,7 @@ def _param_shapes(op: Attention, shape: Shape) -> dict[str, tuple[int, ...]]:
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
 
 
-def by_example(attend: Callable[[Call, Params], Array], call: Call, params: Params) -> Array:
+def by_example(attend: Callable[[Call, Params], Any], call: Call, params: Params) -> Any:
     """`attend(call, params)`, mapped over the batch where every example has its own query offset."""
     if not isinstance(call.query_offset, jax.Array) or not call.query_offset.ndim:
         return attend(call, params)
@@ -187,11 +235,12 @@ def by_example(attend: Callable[[Call, Params], Array], call: Call, params: Para
     # What all examples share has its gradient summed over them, in the dtype that it has here.
     arrays = {name: exact(x) if axes[name] is None else x for name, x in arrays.items()}
 
-    def one(index: Any, arrays: dict[str, Any]) -> Array:
+    def one(index: Any, arrays: dict[str, Any]) -> Any:
         rng = call.dropout_rng
         if rng is not None and not call.broadcast_dropout:
             rng = jax.random.fold_in(rng, index)
         arrays = {name: x if axes[name] is None or name == "query_offset" else x[None] for name, x in arrays.items()}
-        return attend(dataclasses.replace(call, dropout_rng=rng, **arrays), params)[0]
+        out = attend(dataclasses.replace(call, dropout_rng=rng, **arrays), params)
+        return jax.tree.map(lambda x: x[0], out)
 
     return jax.vmap(one, in_axes=(0, axes))(jnp.arange(call.batch), arrays)

@@ -48,7 +48,9 @@ class Linformer(Attention):
         as its stride (section 4, "general projections").
     """
 
-    REFUSES: ClassVar[Mapping[str, str]] = dict.fromkeys(("bias", "segment_ids", "softcap", "sinks", "plan"), NO_PAIRS)
+    REFUSES: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("bias", "segment_ids", "positions", "softcap", "sinks", "plan"), NO_PAIRS
+    )
 
     rank: int = 256
     max_len: int = 1024

@@ -55,7 +55,10 @@ class Position:
         return {}
 
     def rotate(self, x: Array, positions: Array) -> Array:
-        """Queries or keys `[..., length, num_heads, head_dim]` at int `positions` `[length]`, rotated."""
+        """Queries or keys `[batch, length, num_heads, head_dim]`, rotated.
+
+        `positions` is int `[length]` or `[batch or 1, length]`.
+        """
         return x
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative | None:
@@ -249,8 +252,9 @@ class Rotary(Position):
             raise ValueError(f"head_dim must be even for Rotary, got {head_dim}")
         dtype = compute_dtype(x.dtype)
         frequencies = jnp.asarray(self.base ** (-np.arange(0, head_dim, 2) / head_dim), dtype)
-        angles = positions.astype(dtype)[:, None, None] * frequencies[None, None]  # [length, 1, head_dim / 2]
-        angles = jnp.expand_dims(angles, range(x.ndim - 3))
+        frequencies = frequencies.reshape(*[1] * (positions.ndim + 1), -1)
+        angles = positions.astype(dtype)[..., None, None] * frequencies  # [..., length, 1, head_dim / 2]
+        angles = jnp.expand_dims(angles, range(x.ndim - angles.ndim))
         cos, sin = jnp.cos(angles), jnp.sin(angles)
         first, second = jnp.split(x.astype(dtype), 2, axis=-1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)

@@ -24,6 +24,7 @@ class Options:
     is_causal: bool = False
     segment_ids: Array | tuple[Array, Array] | None = None
     query_offset: int | Array | None = None
+    positions: Array | tuple[Array, Array] | None = None
     scale: float | Array | None = None
     softcap: float | None = None
     sinks: Array | None = None
@@ -53,6 +54,7 @@ class AttentionCallable:
         is_causal: bool = False,
         segment_ids: Array | tuple[Array, Array] | None = None,
         query_offset: int | Array | None = None,
+        positions: Array | tuple[Array, Array] | None = None,
         scale: float | Array | None = None,
         softcap: float | None = None,
         sinks: Array | None = None,
@@ -85,6 +87,11 @@ class AttentionCallable:
           query_offset: position of the first query, an int or an int array `[]` or `[*batch]`. Where positions have an
             end (BigBird's are those of the keys, MusicRelative's are below its `max_len`), an int beyond it raises
             ValueError, and an array, known only at run time, gives NaN for the queries beyond.
+          positions: int `[*batch, length]`, or a tuple of two such arrays, for queries and for keys: where each token
+            stands, for tokens that are packed, shuffled or sorted. Causal cuts, windows and position terms go by them.
+            Every tile is visited then (`op.cost(shape, positions=True)`). Any integers below 2**29 in size; where a
+            term has an end (MusicRelative), what lies beyond raises ValueError, or gives NaN for the queries there and
+            those that see such a key, if it is known only at run time.
           scale: multiplies the scores: a number, or an array `[]` or `[num_heads]`, which is applied in float32.
             1 / sqrt(head_dim) by default.
           softcap: a number above 0; a scaled score becomes `softcap * tanh(score / softcap)` before biases, masks and
@@ -107,12 +114,12 @@ class AttentionCallable:
 
         Raises:
           ValueError: shapes that do not fit, missing params, a plan that was made for something else, or a missing
-            `query_offset` where positions matter and the lengths differ.
+            `query_offset` where positions matter and the lengths differ; `positions` with one or with a plan.
           NotImplementedError: an argument that the variant cannot honour.
         """
         options = Options(
-            bias, mask, is_causal, segment_ids, query_offset, scale, softcap, sinks, dropout_rng, dropout_rate,
-            broadcast_dropout, deterministic, dtype, precision, module, params, plan,
+            bias, mask, is_causal, segment_ids, query_offset, positions, scale, softcap, sinks, dropout_rng,
+            dropout_rate, broadcast_dropout, deterministic, dtype, precision, module, params, plan,
         )  # fmt: skip
         return self.attend_with(query, key, value, options)
 

@@ -44,6 +44,8 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Arra
         mask=pad_pairs(controls.mask, q_pad, kv_pad),
         q_segments=pad(controls.q_segments, 3, q_pad),
         kv_segments=pad(controls.kv_segments, 4, kv_pad),
+        q_positions=pad(controls.q_positions, 3, q_pad),
+        kv_positions=pad(controls.kv_positions, 4, kv_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
     )
     batch, _, kv_heads, groups, _ = inputs.query.shape

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.gradient_guard import guard
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.engine.query_tile import HIDDEN, soft_cap
+from xformer.attention.engine.query_tile import HIDDEN, allowed_by_position, soft_cap
+from xformer.attention.engine.relative_by_position import RelativeByPosition
 from xformer.attention.engine.relative_tiles import RelativeTiles, ends_of
-from xformer.attention.pattern import Pattern
+from xformer.attention.pattern import Full, Pattern
 
 Array = jax.Array
 
@@ -61,8 +62,12 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     scores = einsum("bqkgd,bskd->bkgqs", query, key)
     relative = inputs.relative
     if relative is not None:
-        tile = relative_tiles(q_len, kv_len, relative.radius)
-        starts = tile.starts(jnp.asarray(controls.offset, jnp.int32), jnp.zeros((1, 1, 1), jnp.int32))
+        if controls.q_positions is not None and controls.kv_positions is not None:
+            tile: RelativeTiles = RelativeByPosition(q_len, kv_len, relative.radius)
+            starts = controls.kv_positions - controls.q_positions + relative.radius
+        else:
+            tile = relative_tiles(q_len, kv_len, relative.radius)
+            starts = tile.starts(jnp.asarray(controls.offset, jnp.int32), jnp.zeros((1, 1, 1), jnp.int32))
         if relative.key_table is not None:
             table = heads(relative.key_table).astype(dtype)
             ends, by_distance = (einsum("bqkgd,kgnd->bkgqn", query, x) for x in (ends_of(table, axis=2), table))
@@ -75,8 +80,11 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     if inputs.bias is not None:
         scores = scores + inputs.bias.astype(dtype)
 
-    positions = controls.offset + jnp.arange(q_len), jnp.arange(kv_len)
-    allowed = heads(jnp.asarray(pattern.allows(*positions)))[None]
+    if controls.q_positions is not None and controls.kv_positions is not None and not isinstance(pattern, Full):
+        allowed = allowed_by_position(pattern, controls.q_positions, controls.kv_positions)
+    else:
+        positions = controls.offset + jnp.arange(q_len), jnp.arange(kv_len)
+        allowed = heads(jnp.asarray(pattern.allows(*positions)))[None]
     if controls.mask is not None:
         allowed = allowed & controls.mask
     if controls.q_segments is not None and controls.kv_segments is not None:

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
 from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.relative_by_position import RelativeByPosition
 from xformer.attention.engine.relative_tiles import RelativeTiles
 from xformer.attention.engine.tile_plan import TileGroup
+from xformer.attention.pattern import Pattern
 
 Array = jax.Array
 HIDDEN = -math.inf  # the score of a hidden pair: below any bias, which is a number like any other
@@ -83,9 +85,11 @@ class QueryTiles:
         self.relative: Any = None  # a RelativeTiles where there are relative terms
         if inputs.relative is not None:
             terms = inputs.relative
-            self.relative = RelativeTiles(
-                self.q_block, self.kv_block, terms.radius, plan.near_per_query_tile, self.einsum
-            )
+            sizes = self.q_block, self.kv_block, terms.radius
+            if controls.q_positions is None:
+                self.relative = RelativeTiles(*sizes, plan.near_per_query_tile, self.einsum)
+            else:
+                self.relative = RelativeByPosition(*sizes, self.einsum)
             split = lambda x: None if x is None else self.heads(x).astype(self.dtype)
             pad = lambda x: x if x is None or self.relative.whole_table else self.relative.pad(x)
             key, value, bias, self.slopes = (
@@ -213,10 +217,20 @@ class QueryTiles:
         return self.controls.offset + (self.controls.first_query_tile + chunk.query_tile) * self.q_block
 
     def starts(self, chunk: Chunk) -> Array:
-        """Where the tiles' distances start in the tables; see `RelativeTiles`."""
+        """Where the tiles' distances start in the tables; see `RelativeTiles` and `RelativeByPosition`."""
+        if self.controls.q_positions is not None:
+            return self.relative.places(*self._positions(chunk))
         return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
 
-    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> tuple[Array, Array | float]:
+    def _positions(self, chunk: Chunk) -> tuple[Array, Array]:
+        """Those that were given, `[batch or 1, 1, 1, q_block, 1]` and `[batch or 1, 1, 1, 1, keys]`."""
+        q_positions, kv_positions = self.controls.q_positions, self.controls.kv_positions
+        assert q_positions is not None and kv_positions is not None
+        of_queries = jax.lax.dynamic_slice_in_dim(q_positions, chunk.query_tile * self.q_block, self.q_block, 3)
+        pick = chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block
+        return of_queries, gather.take_pairs(kv_positions, *pick)
+
+    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> tuple[Array, Any]:
         """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys, and the softcap's derivative there.
 
         `products`: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
@@ -253,9 +267,16 @@ class QueryTiles:
         k_positions = k_positions.reshape(*chunk.key_tiles.shape[:2], 1, -1)
         if self.kv_len is not None:
             masks.append((k_positions < self.kv_len)[None])
-        if self.settings.pattern is not None:
+        if self.settings.pattern is not None and controls.q_positions is not None:
+            of_queries, of_keys = self._positions(chunk)
+            masks.append(allowed_by_position(self.settings.pattern, of_queries, of_keys))
+        elif self.settings.pattern is not None:
             q_positions = self._first_query(chunk) + jnp.arange(self.q_block)
-            masks.append(self.heads(self.settings.pattern.allows(q_positions, k_positions[0, 0, 0]))[None])
+            if k_positions.shape[:2] == (1, 1):
+                masks.append(self.heads(self.settings.pattern.allows(q_positions, k_positions[0, 0, 0]))[None])
+            else:  # heads with lists of their own, and a pattern that all share
+                allows = lambda k_positions: self.settings.pattern.allows(q_positions, k_positions[0])[0]
+                masks.append(jax.vmap(jax.vmap(allows))(k_positions)[None])
         if controls.mask is not None:
             masks.append(
                 gather.take_pairs(controls.mask, chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block)
@@ -288,7 +309,18 @@ class QueryTiles:
         return self.flat(jnp.broadcast_to(scale, whole))
 
 
-def soft_cap(scores: Array, softcap: float | None) -> tuple[Array, Array | float]:
+def allowed_by_position(pattern: Pattern, q_positions: Array, k_positions: Array) -> Array:
+    """Which pairs of a pattern that all heads share exist, `[batch or 1, 1, 1, q_len, kv_len]`.
+
+    Positions are int `[batch or 1, 1, 1, q_len, 1]` and `[batch or 1, 1, 1, 1, kv_len]`.
+    """
+    q_positions, k_positions = q_positions[:, 0, 0, :, 0], k_positions[:, 0, 0, 0]
+    batch = max(len(q_positions), len(k_positions))
+    wide = (jnp.broadcast_to(x, (batch, x.shape[1])) for x in (q_positions, k_positions))
+    return jax.vmap(pattern.allows)(*wide)[:, :, None]
+
+
+def soft_cap(scores: Array, softcap: float | None) -> tuple[Array, Any]:
     """`softcap * tanh(score / softcap)` and its derivative by the score; the scores and 1 where there is no cap."""
     if softcap is None:
         return scores, 1.0

@@ -134,6 +134,8 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Arra
         mask=pad_pairs(controls.mask, q_pad, pairs_pad),
         q_segments=pad(controls.q_segments, 3, q_pad),
         kv_segments=pad(controls.kv_segments, 4, pairs_pad),
+        q_positions=pad(controls.q_positions, 3, q_pad),
+        kv_positions=pad(controls.kv_positions, 4, pairs_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
         first_query_tile=jnp.int32(0),
         first_key_tile=jnp.int32(0),
@@ -157,8 +159,8 @@ def _attend(
         functools.partial(_local, settings=settings, kv_len=kv_len),
         in_specs=(
             Inputs(along, along, along, by_query(inputs.bias), whole, whole),
-            Controls(
-                None, by_query(controls.mask), by_query(controls.q_segments), whole, whole, whole, whole, whole, whole
+            Controls(*[whole] * len(Controls._fields))._replace(
+                plan=None, **{name: by_query(getattr(controls, name)) for name in ("mask", "q_segments", "q_positions")}
             ),
             P(AXIS),
         ),

@@ -9,10 +9,15 @@ from xformer.attention.engine.relative_tiles import RelativeTiles
 from xformer.attention.engine.tile_plan import TilePlan, ceil_div
 
 
-def tiled_flops(plan: TilePlan, q_len: int, head_dim: int, value_dim: int, relative: Any = None) -> int:
-    """Of the tiled engine; `relative` is a `Relative` of arrays or their shapes, or None."""
+def tiled_flops(
+    plan: TilePlan, q_len: int, head_dim: int, value_dim: int, relative: Any = None, *, by_position: bool = False
+) -> int:
+    """Of the tiled engine; `relative` is a `Relative` of arrays or their shapes, or None.
+
+    `by_position`: every token has a position of its own, so tables are met as a whole.
+    """
     flops = 2 * plan.num_tiles * plan.q_block * plan.kv_block * (head_dim + value_dim)
-    tiles = plan.q_block, plan.kv_block, plan.near_per_query_tile
+    tiles = plan.q_block, plan.kv_block, math.inf if by_position else plan.near_per_query_tile
     return flops + _table_flops(relative, *tiles, ceil_div(q_len, plan.q_block), head_dim, value_dim)
 
 

@@ -43,14 +43,17 @@ def choose(
     pattern: Pattern,
     *,
     anywhere: bool = False,
+    with_lse: bool = False,
 ) -> str:
     """The implementation of a call, of which only shapes, dtypes and static choices are read.
 
-    With `anywhere`, an implementation that is named need not be able to run on this machine. Raises NotImplementedError
-    when the kernel that was named can't do the call.
+    With `anywhere`, an implementation that is named need not be able to run on this machine; with `with_lse`, it must
+    give the log-sum-exp. Raises NotImplementedError when the kernel that was named can't do the call.
     """
     call = _in_one_dtype(inputs), controls, settings, pattern
     if implementation is None:
+        if with_lse:
+            return "xla"
         if jax.sharding.get_abstract_mesh().size > 1:
             return "xla"  # the compiler cuts up its products along a mesh in scope, a kernel it would only repeat
         able = (name for name in BEST if not _absent(name) and not KERNELS[name].refusals(*call))
@@ -58,6 +61,7 @@ def choose(
     if implementation in KERNELS:
         here = [] if anywhere or (_interpreted.get() and implementation != "cudnn") else _absent(implementation)
         reasons = here + KERNELS[implementation].refusals(*call)
+        reasons += ["it gives no log-sum-exp"] if with_lse else []
         if reasons:
             raise NotImplementedError(f'implementation="{implementation}" cannot do this call: {"; ".join(reasons)}')
     return implementation

@@ -45,6 +45,8 @@ def common_refusals(inputs: Inputs, controls: Controls, settings: Settings, *, s
         reasons.append("it has no gradient for a table of biases (T5Bias)")
     if relative is not None and relative.slopes is not None and not slopes:
         reasons.append("it has no linear biases (ALiBi)")
+    if controls.q_positions is not None:
+        reasons.append("it takes tokens in order, no positions")
     if controls.mask is not None and controls.mask.shape[1:4] != (1, 1, 1):
         reasons.append("it takes padding masks [batch, 1, 1, kv_len] only")
     if settings.dropout_rate:
