@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from xformer.attention import ALiBi, BigBird, Full, Linformer, MusicRelative, Rotary, Shaw, T5Bias, Window
+from xformer.attention import ALiBi, BigBird, Full, MusicRelative, Rotary, Shaw, T5Bias, Window
 from xformer.nn import AttentionFn, MultiHeadAttention
 
 BATCH, LENGTH, MAX_LEN, WIDTH, HEADS = 2, 14, 16, 12, 4
@@ -130,8 +130,6 @@ def test_positions_of_another_sequence_need_an_offset():
         layer(x, context=context)
     out = layer(x, context=context, query_offset=3)
     np.testing.assert_allclose(layer(x[:, 1:2], context=context[:, 2:7], query_offset=2), out[:, 1:2], atol=2e-6)
-    with pytest.raises(NotImplementedError, match="Linformer cannot honour query_offset"):
-        make_layer(Linformer(rank=2, max_len=16))(x, query_offset=0)
 
 
 def test_segments_do_not_see_each_other():

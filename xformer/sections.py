@@ -121,7 +121,8 @@ def complete_model(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[
     for key in given.keys() & sizes.keys():
         raise ConfigError(f"model.{key}: got {schema.show(given[key])}, but the data of the task decides it")
     keys = {key: parameter for key, parameter in takes.items() if key not in sizes}
-    check_sizes(config, [key for key in schema.positional(MODELS[name]) if key in keys and key not in given], sizes)
+    missing = [key for key, parameter in keys.items() if parameter.default is schema.REQUIRED and key not in given]
+    check_sizes(config, [key for key in schema.positional(MODELS[name]) if key in missing], sizes)
     return {"name": name, **schema.check_keys("model", given, keys, f"model {name!r}")}
 
 

@@ -66,22 +66,42 @@ class TwoTower(Encoder):
         """Classifies a batch of pairs.
 
         Args:
-          inputs, inputs2: int `[batch, length]`, token ids of the first and the second documents; lengths may differ.
+          inputs, inputs2: int `[batch, length]`, token ids of the first and the second documents. Where lengths differ
+            the shorter array is padded to the longer.
           mask, mask2: bool `[batch, length]`, True where a token is real; None: all are.
           deterministic: no dropout.
-          rngs: stream `dropout` draws the dropout masks, for each document others.
+          rngs: stream `dropout` draws the dropout masks, others for each document.
 
         Returns:
           float32 logits `[batch, num_classes]`.
         """
         if len(inputs2) != len(inputs):
             raise ValueError(f"inputs2 must hold a document for each of {len(inputs)} inputs, got {inputs2.shape}")
-        a, b = (
-            self.pool(self.encode(tokens, real, deterministic=deterministic, rngs=rngs), real)
-            for tokens, real in ((inputs, mask), (inputs2, mask2))
-        )
+        tokens, real = _in_one(inputs, mask, inputs2, mask2)
+        pooled_NxW = self.pool(self.encode(tokens, real, deterministic=deterministic, rngs=rngs), real)
+        a, b = jnp.moveaxis(pooled_NxW.reshape(len(inputs), 2, -1), 1, 0)
         x = jnp.concatenate([a, b, a * b, a - b], axis=-1)
         *hidden, logits = self.head
         for layer in hidden:
             x = nnx.relu(layer(x))
         return logits(x)
+
+
+def _in_one(inputs: Array, mask: Array | None, inputs2: Array, mask2: Array | None) -> tuple[Array, Array | None]:
+    """Both documents of each pair in one batch `[2 * batch, length]`, one after the other, and its mask.
+
+    So the encoder is compiled once; and neighbours stay on their device where the batch is cut into shards.
+    """
+    length = max(inputs.shape[1], inputs2.shape[1])
+
+    def join(first: Array, second: Array) -> Array:
+        pair = [jnp.pad(x, ((0, 0), (0, length - x.shape[1]))) for x in (first, second)]
+        return jnp.stack(pair, axis=1).reshape(-1, length)
+
+    if mask is None and mask2 is None and inputs.shape == inputs2.shape:
+        return join(inputs, inputs2), None
+    masks = (
+        jnp.ones(tokens.shape, bool) if real is None else real > 0
+        for tokens, real in ((inputs, mask), (inputs2, mask2))
+    )
+    return join(inputs, inputs2), join(*masks)
