@@ -88,7 +88,6 @@ class Experiment:
             name=self.name,
             attention=self.config.attention.name,
             config=as_json(self.config),
-            complete=complete,
         )
 
 
@@ -144,14 +143,6 @@ def build(config: Mapping | ConfigDict) -> Experiment:
             _CHECKED.pop(next(iter(_CHECKED)))
         _CHECKED[content] = None
     return experiment
-
-
-def complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's stored config with the keys that came after it, at their defaults; one that can't be built as it is."""
-    try:
-        return as_json(build(config).config)
-    except ConfigError:
-        return config
 
 
 def _as_text(checked: Mapping[str, Any]) -> str:

@@ -47,7 +47,6 @@ class Trainer:
       seed: decides initialisation, dropout and data order.
       name, attention: what the result calls the run and its attention.
       config: the resolved config, written to `config.json`; a workdir takes no other.
-      complete: adds to the config of an older version's run the keys that it could not know.
     """
 
     model_fn: Callable[[nnx.Rngs], nnx.Module]
@@ -61,7 +60,6 @@ class Trainer:
     name: str
     attention: str
     config: Mapping[str, Any]
-    complete: folders.Complete = folders.as_stored
 
     def fit(self) -> dict[str, Any]:
         """Trains, from the newest intact checkpoint if there is one, and returns the content of `result.json`.
@@ -99,10 +97,10 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             if main:
                 stack.enter_context(folders.lock(workdir))
-                folders.check(workdir, self.config, self.complete)
+                folders.check(workdir, self.config)
                 data_record.check(workdir, self.data.fingerprint)
                 started = folders.started(workdir)
-                folders.claim(workdir, self.config, self.complete)
+                folders.claim(workdir, self.config)
                 if not started:
                     data_record.record(workdir, self.data)
             barrier("claimed")

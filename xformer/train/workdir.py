@@ -7,7 +7,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +42,13 @@ def lock(workdir: Path) -> Iterator[None]:
         yield
 
 
-Complete = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Adds to a stored config the keys that it lacks because an older version wrote it, with their defaults."""
-
-
-def as_stored(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config as it is: nothing is missing in it."""
-    return config
-
-
-def claim(workdir: Path, config: Mapping[str, Any], complete: Complete = as_stored) -> None:
+def claim(workdir: Path, config: Mapping[str, Any]) -> None:
     """Writes `config.json`, or checks the one that a run has used; allowed changes are logged and written.
 
     Raises:
       WorkdirMismatch: the folder holds a run of another config; the message shows the difference.
     """
-    changes = check(workdir, config, complete)
+    changes = check(workdir, config)
     for key, (old, new) in changes.items():
         logger.warning("%s goes on with %s: %r, before %r", workdir, key, new, old)
     if "train.num_steps" in changes:
@@ -66,13 +57,13 @@ def claim(workdir: Path, config: Mapping[str, Any], complete: Complete = as_stor
         write_json(workdir / "config.json", config)
 
 
-def check(workdir: Path, config: Mapping[str, Any], complete: Complete = as_stored) -> dict[str, tuple[Any, Any]]:
+def check(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What `changed` says of a folder that holds a started run; nothing for any other folder.
 
     Raises:
       WorkdirMismatch: the run is of another config.
     """
-    return changed(workdir, config, complete) if started(workdir) and (workdir / "config.json").exists() else {}
+    return changed(workdir, config) if started(workdir) and (workdir / "config.json").exists() else {}
 
 
 def started(workdir: Path) -> bool:
@@ -82,14 +73,14 @@ def started(workdir: Path) -> bool:
     return finished or any((workdir / "checkpoints").glob("*")) or (rows.exists() and rows.stat().st_size > 0)
 
 
-def changed(workdir: Path, config: Mapping[str, Any], complete: Complete = as_stored) -> dict[str, tuple[Any, Any]]:
-    """(value there, value here) by dotted key, where `config` differs from the completed `config.json` as it may.
+def changed(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """(value there, value here) by dotted key, where `config` differs from `config.json` as it may.
 
     Raises:
       WorkdirMismatch: it differs in what it may not.
     """
     given = json.loads(json.dumps(config))
-    changes = difference(complete(read_object(workdir / "config.json") or {}), given)
+    changes = difference(read_object(workdir / "config.json") or {}, given)
     refused = {key: change for key, change in changes.items() if not _allowed(key, change, given)}
     if refused:
         spelt = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in refused.items())
