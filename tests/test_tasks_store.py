@@ -135,7 +135,7 @@ def test_default_directory(monkeypatch, tmp_path):
     [
         (
             {"name": "listop"},
-            r"task.name must be one of listops, imdb, documents, got 'listop' \(did you mean listops\?\)",
+            r"task.name must be one of listops, imdb, documents, retrieval, tagging, got 'listop'",
         ),
         ({}, "task.name must be one of"),
         ({"name": "listops", "presets": 1}, r"task.presets is no option of listops.*did you mean preset\?"),

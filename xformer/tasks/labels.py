@@ -40,7 +40,10 @@ class Labels(abc.ABC):
 
     @abc.abstractmethod
     def fit(self, path: str, documents: Sequence[Document]) -> None:
-        """Learns from the training documents what labels there are. Raises ValueError if there is nothing to learn."""
+        """Learns what labels there are, from the documents that splits may still be cut from.
+
+        Raises ValueError if there is nothing to learn.
+        """
 
     def check(self, document: Document) -> None:
         """Raises ValueError if a document of another file has a label that training doesn't know."""
@@ -50,6 +53,10 @@ class Labels(abc.ABC):
         """Documents of one stratum are shared out evenly between the splits."""
         del label
         return ""
+
+    def measure(self, labels: Sequence[Any]) -> None:
+        """Sets `center` and `scale` by the training split, where labels are numbers."""
+        del labels
 
     @abc.abstractmethod
     def encode(self, labels: Sequence[Any]) -> Any:
@@ -123,7 +130,7 @@ class LabelSets(Labels):
 
 
 class Numbers(Labels):
-    """A finite number; a model learns it less the mean of the training documents, over their standard deviation."""
+    """A finite number; a model learns it less the mean of the training split, over its standard deviation."""
 
     family: ClassVar[Family] = Regression()
 
@@ -137,10 +144,13 @@ class Numbers(Labels):
         return number
 
     def fit(self, path: str, documents: Sequence[Document]) -> None:
-        numbers = np.array([document.label for document in documents], np.float64)
-        self.center, self.scale = float(numbers.mean()), float(numbers.std())
-        if np.ptp(numbers) == 0 or not self.scale:
-            raise ValueError(f"documents: {path} has one number only, {numbers[0]}; two or more are needed")
+        numbers = {document.label for document in documents}
+        if len(numbers) < 2:
+            raise ValueError(f"documents: {path} has one number only, {numbers.pop()}; two or more are needed")
+
+    def measure(self, labels: Sequence[float]) -> None:
+        self.center, scale = float(np.mean(labels)), float(np.std(labels))
+        self.scale = scale or 1.0  # all the same in the training split
 
     def encode(self, labels: Sequence[float]) -> np.ndarray:
         return np.array(labels, np.float64)

@@ -99,6 +99,7 @@ class OwnFiles(TextTask):
         for split in ("train", *shares):
             if not found[split]:
                 raise ValueError(f"documents: {len(documents)} documents in {self.path} are too few to cut off {split}")
+        labels.measure([document.label for document in found["train"]])
         splits = {
             split: ([document.text for document in found[split]], labels.encode([d.label for d in found[split]]))
             for split in ("train", *shares)
