@@ -2,7 +2,8 @@
 
   python -m experiments.run --config=configs/tagging.py:full --workdir=runs/tagging_full
 
-The innermost bracket that is open decides, so a token alone does not tell, and neither does a bag of tokens. The
+The innermost bracket that is open decides, so a token alone does not tell, and neither does a bag of tokens. Measured,
+full, one seed, on a CPU: 76.8 % of 2,000 test expressions' tokens are right; the commonest class is 25.2 %. The
 argument is an attention variant, as in configs/listops.py. Smoke size: --config.train.num_steps=10
 --config.task.num_train=200 --config.task.num_validation=50 --config.task.num_test=50.
 """
