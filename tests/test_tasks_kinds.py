@@ -204,3 +204,21 @@ def test_tags_are_those_of_the_innermost_open_bracket(tmp_path):
         assert targets[: len(symbols)].tolist() == naive_tags(symbols)
         assert (targets[len(symbols) :] == -1).all()
     assert set(tagged(task.generate()["test"]).labels.tolist()) == {-1, 0, 1, 2, 3}
+
+
+def test_a_text_with_two_labels_is_said(tmp_path, caplog):
+    rows = [{"text": f"text {i // 2}", "label": "pos" if i % 2 else "neg"} for i in range(60)]
+    path = tmp_path / "twice.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = Documents(path=str(path), max_len=16)
+    with caplog.at_level("WARNING"):
+        task.prepare(tmp_path / "data")
+    assert "30 texts stand there more than once, with different labels" in caplog.text
+    assert task.open(tmp_path / "data").info["texts_with_several_labels"] == 30
+
+
+def test_half_a_surrogate_pair_is_refused(tmp_path):
+    path = tmp_path / "half.jsonl"
+    path.write_text('{"text": "fine", "label": "a"}\n{"text": "x \\ud800 y", "label": "b"}\n')
+    with pytest.raises(ValueError, match=r"line 2.*half a surrogate pair, .* at character 2"):
+        Documents(path=str(path), max_len=16).prepare(tmp_path / "data")

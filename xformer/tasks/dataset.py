@@ -77,7 +77,7 @@ class Preprocessing:
         return features, truncated | truncated2
 
     def _encode(self, texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        if isinstance(texts, str) or not hasattr(texts, "__len__") or not all(_is_text(text) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
         ids = self.vocabulary.encode_batch(texts)
         empty = [index for index, sequence in enumerate(ids) if not sequence or not texts[index].strip()]
@@ -243,3 +243,8 @@ class TaskData:
 
 def _share(values: Iterable[bool]) -> float:
     return round(float(np.mean(np.asarray(values))), 6)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a string of whole characters: half of a surrogate pair, as JSON may hold, is none."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -90,6 +91,10 @@ class OwnFiles(TextTask):
                 labels.check(document)
             facts[f"{split}_texts_in_train"] = sum(_whole_text(document) in train_texts for document in found[split])
 
+        if several := _texts_with_several_labels(found.values()):
+            facts["texts_with_several_labels"] = several
+            logger.warning("%s: %d texts stand there more than once, with different labels", self.name, several)
+
         shares = {"validation": self.validation_share, "test": self.test_share}
         documents = found["train"]
         strata = [labels.stratum(document.label) for document in documents]
@@ -106,6 +111,13 @@ class OwnFiles(TextTask):
         }
         second = {split: _second(found[split]) for split in splits} if self._second_field is not None else None
         return Texts(splits, labels.class_names, facts, second, labels.center, labels.scale)
+
+
+def _texts_with_several_labels(splits: Iterable[Sequence[Document]]) -> int:
+    labels: dict[str, set[Any]] = {}
+    for document in itertools.chain.from_iterable(splits):
+        labels.setdefault(_whole_text(document), set()).add(document.label)
+    return sum(len(given) > 1 for given in labels.values())
 
 
 def _whole_text(document: Document) -> str:

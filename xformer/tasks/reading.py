@@ -166,6 +166,11 @@ def _text(place: str, row: dict[str, Any], field: str) -> str:
         raise ValueError(f"documents: {place}: field {field!r} must be a string, got {text!r:.40}")
     if not text.strip():
         raise ValueError(f"documents: {place}: field {field!r} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"{text[error.start]!r} at character {error.start}"
+        raise ValueError(f"documents: {place}: field {field!r} holds half a surrogate pair, {what}") from None
     return text
 
 
