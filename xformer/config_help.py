@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from xformer import schema
+from xformer import lookup, schema
 from xformer.attention import ATTENTIONS, POSITIONS
 from xformer.schema import REQUIRED, Parameter
 from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS
@@ -84,7 +84,8 @@ def _row(key: str, values: Mapping[str, Any], parameter: Parameter) -> Row:
 
 def _named(path: str, section: Mapping[str, Any], table: Mapping[str, Any]) -> Row:
     default = "'none'" if "none" in table else "required"
-    return f"{path}.name", schema.show(section["name"]), default, f"one of {', '.join(map(repr, table))}"
+    takes = f"one of {', '.join(map(repr, table))}, or {lookup.FORM!r}"
+    return f"{path}.name", schema.show(section["name"]), default, takes
 
 
 def _table(rows: list[Row]) -> str:

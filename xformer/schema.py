@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from xformer import checks
+from xformer import checks, lookup
 
 REQUIRED = inspect.Parameter.empty
 _JSON_WORDS = {"true": True, "false": False, "null": None}
@@ -63,6 +63,8 @@ def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str
         hints = typing.get_type_hints(constructor)
     found = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):  # nothing says what they take
+            continue
         if name not in exclude and name != "self":
             factory = factories.get(name, dataclasses.MISSING)
             default = parameter.default if factory is dataclasses.MISSING else factory()
@@ -227,6 +229,41 @@ def check_keys(
     return checked
 
 
+def check_choice(path: str, value: Any, table: Mapping[str, Any]) -> str:
+    """A name of the table or, where that is a `lookup.Table`, `"package.module:Class"`, which is imported.
+
+    Raises:
+      ConfigError: it is neither, or it can't be imported, or it is of another kind than the table takes.
+    """
+    if not isinstance(table, lookup.Table):
+        return check(path, value, Literal[tuple(table)])
+    name = value.value if isinstance(value, Text) else value
+    try:
+        if lookup.is_dotted(name):
+            table.find(path, name)
+            return name
+        return check(path, value, Literal[tuple(table)])
+    except checks.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or {lookup.FORM!r}") from None
+
+
+def named_parameters(
+    path: str, name: str, table: Mapping[str, Callable | None], exclude: Collection[str] = ()
+) -> dict[str, Parameter]:
+    """The arguments of what `name` stands for in the table; none for None. ConfigError where they can't be read."""
+    constructor = table[name]
+    if constructor is None:
+        return {}
+    try:
+        return parameters(constructor, exclude)
+    except (TypeError, ValueError, NameError, AttributeError) as error:  # annotations are expressions, evaluated here
+        raise ConfigError(
+            f"{path}: got {name!r}, whose arguments can't be read: {' '.join(str(error).split())}"
+        ) from error
+
+
 def check_named(
     path: str,
     value: Any,
@@ -237,15 +274,16 @@ def check_named(
 ) -> dict[str, Any]:
     """Checks a section `{"name": <key of table>, **kwargs}` against the constructor that the name stands for.
 
+    In a `lookup.Table` the name may also be `"package.module:Class"`, which is imported.
+
     `nested` gives the tables of arguments that are such sections themselves; None stands for their "none" there, and
     a constructor without that argument takes "none" only. `fill` is that of `check_keys`.
     """
     given = as_mapping(path, value)
     if "name" not in given:
         raise ConfigError(f"{path}.name: missing; takes one of {', '.join(map(repr, table))}")
-    name = check(f"{path}.name", given.pop("name"), Literal[tuple(table)])
-    constructor = table[name]
-    takes = parameters(constructor, exclude) if constructor is not None else {}
+    name = check_choice(f"{path}.name", given.pop("name"), table)
+    takes = named_parameters(f"{path}.name", name, table, exclude)
     checked: dict[str, Any] = {"name": name}
     for key, inner in (nested or {}).items():
         part = given.pop(key, None)

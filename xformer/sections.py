@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from xformer import attention, config_errors, schema, tasks
+from xformer import attention, config_errors, lookup, schema, tasks
 from xformer.models import EncoderClassifier
 from xformer.schema import ConfigError, Parameter
 from xformer.train import TrainConfig, optimizers
@@ -92,6 +93,9 @@ def owners(config: Mapping[str, Any]) -> dict[Any, str]:
 
 def construct(section: str, config: Mapping[str, Any], make: Callable[[], Any]) -> Any:
     """`make()`, where what it refuses is a wrong config: its own section first, and for the model the others too."""
+    name = config[section].get("name")
+    if lookup.is_dotted(name):
+        make = functools.partial(_from_outside, f"{section}.name: {name}", make)
     keys = {section: config[section]}
     if section == "attention" or section == "model":
         keys |= {"attention": config["attention"], "attention.position": config["attention"]["position"]}
@@ -100,3 +104,13 @@ def construct(section: str, config: Mapping[str, Any], make: Callable[[], Any]) 
     names = {cls.__name__: own for cls, own in owners(config).items()}
     elsewhere = MODEL_GIVEN if section == "model" else {}
     return config_errors.construct(section, make, keys=keys, owners=names, elsewhere=elsewhere)
+
+
+def _from_outside(what: str, make: Callable[[], Any]) -> Any:
+    """`make()`; what code from outside raises, and our own would not, is a wrong config too."""
+    try:
+        return make()
+    except (ValueError, NotImplementedError, OverflowError, MemoryError):
+        raise  # as our own classes raise them
+    except Exception as error:
+        raise ConfigError(f"{what} raised {lookup.blame(error)}") from error

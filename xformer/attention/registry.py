@@ -13,17 +13,23 @@ from xformer.attention.linformer import Linformer
 from xformer.attention.position import POSITIONS, Position
 from xformer.attention.window import Window
 from xformer.checks import did_you_mean
+from xformer.lookup import Table
 
-ATTENTIONS: dict[str, type[Attention]] = {
-    "full": Full,
-    "window": Window,
-    "bigbird": BigBird,
-    "linformer": Linformer,
-}
+ATTENTIONS: Table[type[Attention]] = Table(
+    {
+        "full": Full,
+        "window": Window,
+        "bigbird": BigBird,
+        "linformer": Linformer,
+    },
+    kind=Attention,
+)
 
 
 def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attention:
     """The op that `{"name": ..., **kwargs, "position": {"name": ..., **kwargs} or None}` describes.
+
+    A name is one of `ATTENTIONS` (for a position, of `POSITIONS`) or `"package.module:Class"`.
 
     Args:
       config: the mapping; keys of the constructor that it leaves out take their defaults.
@@ -31,11 +37,11 @@ def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attent
         `for_length(num_positions)` instead.
 
     Raises:
-      ValueError: an unknown name or argument, with the choices and the nearest match.
+      ValueError: an unknown name or argument, or a class that cannot be imported; with the choices and the nearest match.
       NotImplementedError: a position term for a variant without token pairs, or a causal one that cannot be.
     """
     kwargs = _mapping("attention", config)
-    op = _choose("attention", kwargs.pop("name", None), ATTENTIONS)
+    op = ATTENTIONS.find("attention.name", kwargs.pop("name", None))
     term = build_position(kwargs.pop("position", None), num_positions)
     if term is not None:
         if "position" not in _fields(op):
@@ -55,7 +61,7 @@ def build_position(config: Mapping[str, Any] | str | None, num_positions: int | 
     if config is None:
         return None
     kwargs = {"name": config} if isinstance(config, str) else _mapping("attention.position", config)
-    term = _choose("attention.position", kwargs.pop("name", None), POSITIONS)
+    term = POSITIONS.find("attention.position.name", kwargs.pop("name", None))
     if term is None:
         if kwargs:
             raise ValueError(f"attention.position: none takes no arguments, got {', '.join(map(str, kwargs))}")
@@ -70,14 +76,8 @@ def _mapping(key: str, config: Any) -> dict[str, Any]:
         raise ValueError(f"{key}: got {config!r}, takes a mapping with a name") from None
 
 
-def _choose(key: str, name: Any, table: Mapping[str, Any]) -> Any:
-    if not isinstance(name, str) or name not in table:
-        raise ValueError(f"{key}.name: got {name!r}, allowed are {', '.join(table)}{did_you_mean(name, table)}")
-    return table[name]
-
-
 def _fields(cls: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]
+    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def _construct(key: str, cls: Any, kwargs: Mapping[str, Any], allowed: list[str], num_positions: int | None) -> Any:

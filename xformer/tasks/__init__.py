@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from xformer.checks import did_you_mean
+from xformer.lookup import Table
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
 from xformer.tasks.imdb import Imdb
@@ -19,26 +19,27 @@ from xformer.tasks.interface import Task
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
 
-TASKS: Mapping[str, type[Task]] = MappingProxyType({"listops": ListOps, "imdb": Imdb, "documents": Documents})
+TASKS: Table[type[Task]] = Table({"listops": ListOps, "imdb": Imdb, "documents": Documents}, kind=Task)
 """The tasks by the name a config gives them."""
 
 
 def build(config: Mapping[str, Any]) -> Task:
     """The task of `{"name": ..., **options}`, the options being those of its class.
 
+    A name is one of `TASKS` or `"package.module:Class"`.
+
     Raises ValueError for a name or an option that doesn't exist, or a value that an option doesn't take.
     """
     options = dict(config)
     name = options.pop("name", None)
-    if name not in TASKS:
-        raise ValueError(f"task.name must be one of {', '.join(TASKS)}, got {name!r}{did_you_mean(name, TASKS)}")
-    allowed = [field.name for field in dataclasses.fields(TASKS[name])]
+    task = TASKS.find("task.name", name)
+    allowed = [field.name for field in dataclasses.fields(task) if field.init]
     for key in options:
         if key not in allowed:
             raise ValueError(
                 f"task.{key} is no option of {name}; allowed: {', '.join(allowed)}{did_you_mean(key, allowed)}"
             )
-    return TASKS[name](**options)
+    return task(**options)
 
 
 __all__ = [

@@ -1,0 +1,157 @@
+"""Names of classes from outside, `package.module:Class`: found, checked as strictly as our own, and refused in a line."""
+
+import sys
+
+import pytest
+
+from xformer import attention, config, lookup, schema
+from xformer.attention import Attention, Full, Position
+from xformer.checks import ArgumentError
+from xformer.schema import ConfigError
+
+MODULE = '''
+import dataclasses
+from xformer.attention import Window, Position, ALiBi
+from xformer.tasks import Task
+
+@dataclasses.dataclass(frozen=True)
+class Near(Window):
+    """A window of one number."""
+    reach: int = 3
+    flavour: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.reach > 100:
+            raise ValueError(f"Near.reach must be at most 100, got {self.reach}")
+        if self.reach == 77:
+            raise RuntimeError("seventy-seven")
+
+@dataclasses.dataclass(frozen=True)
+class Slope(ALiBi):
+    steep: bool = False
+
+class Unfinished(Task):
+    pass
+
+class Odd:
+    def __init__(self, x: "Missing" = 1): ...
+
+number = 3
+
+def function(): ...
+'''
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """A module `scratch_ops` that can be imported, and one that cannot be."""
+    (tmp_path / "scratch_ops.py").write_text(MODULE)
+    (tmp_path / "scratch_broken.py").write_text("import no_such_package_at_all\n")
+    (tmp_path / "scratch_raises.py").write_text("\n1 / 0\n")
+    (tmp_path / "scratch_syntax.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("scratch_")]:
+        del sys.modules[name]
+
+
+def settings(**sections):
+    """A small experiment with sections replaced."""
+    base = {
+        "name": "scratch",
+        "attention": {"name": "full"},
+        "model": {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8},
+        "task": {"name": "listops", "preset": "listops_128"},
+        "optimizer": {"name": "adamw"},
+        "train": {"num_steps": 2, "batch_size": 4, "mesh": {"data": 1}},
+    }
+    return base | sections
+
+
+def test_an_op_and_a_position_from_outside_are_built_and_stored(house):
+    section = {"name": "scratch_ops:Near", "reach": 4, "position": {"name": "scratch_ops:Slope", "steep": True}}
+    built = config.build(settings(attention=section))
+    assert type(built.attention).__name__ == "Near" and built.attention.reach == 4
+    assert built.attention.position.steep is True
+    stored = built.config.to_dict()["attention"]
+    assert stored["name"] == "scratch_ops:Near" and stored["flavour"] == 0.5
+    assert config.build(built.config).attention == built.attention
+    assert attention.build(section, built.task.length) == built.attention  # without the config room too
+
+
+def test_presets_take_an_op_from_outside(house):
+    from xformer import presets
+
+    assert presets.attention("scratch_ops:Near+shaw") == {"name": "scratch_ops:Near", "position": {"name": "shaw"}}
+    assert presets.attention("scratch_ops:Near")["position"] == {"name": "none"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reach": "far"}, r"^attention.reach: got 'far', takes an integer$"),
+        ({"reech": 3}, r"^attention.reech: got 3, but attention 'scratch_ops:Near' reads no such key; .*'reach'"),
+        ({"reach": 101}, r"^attention.reach: Near.reach must be at most 100, got 101$"),
+        ({"reach": 77}, r"^attention.name: scratch_ops:Near raised RuntimeError: seventy-seven \(scratch_ops.py, line "),
+        ({"position": {"name": "scratch_ops:Near"}}, r"^attention.position.name: got .*xformer.attention.position.Pos"),
+    ],
+)
+def test_arguments_of_a_class_from_outside_are_checked_as_our_own(house, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config.build(settings(attention={"name": "scratch_ops:Near", **changes}))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("scratch_opz:Near", r"ModuleNotFoundError: No module named 'scratch_opz'; searched: .*working directory"),
+        ("scratch_ops:Neer", r"there is no Neer in .*scratch_ops.py; did you mean Near\?"),
+        ("scratch_ops:Near.x:y", r"takes 'package.module:Class', such as"),
+        ("scratch_ops:", r"takes 'package.module:Class', such as"),
+        (":Near", r"takes 'package.module:Class', such as"),
+        ("../scratch_ops:Near", r"takes 'package.module:Class', such as"),
+        ("scratch_broken:Near", r"importing scratch_broken fails with ModuleNotFoundError: No module named 'no_such_p"),
+        ("scratch_raises:Near", r"ZeroDivisionError: division by zero \(scratch_raises.py, line 2\)"),
+        ("scratch_syntax:Near", r"importing scratch_syntax fails with SyntaxError: .*scratch_syntax.py, line 1"),
+        ("scratch_ops:Slope", r"does not derive from it: takes a class that derives from xformer.attention.interface"),
+        ("scratch_ops:number", r"which is 'int' object, takes a class that derives from"),
+        ("scratch_ops:function", r"which is a function, takes a class that derives from"),
+    ],
+)
+def test_what_is_no_such_class_is_one_line_about_the_key(house, name, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        config.build(settings(attention={"name": name}))
+    assert str(caught.value).startswith(f"attention.name: got {name!r}") and "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=message):
+        attention.build({"name": name})
+
+
+def test_an_abstract_task_is_refused_with_what_it_lacks(house):
+    with pytest.raises(ConfigError, match=r"^task.name: got 'scratch_ops:Unfinished', which is abstract: .*open, prepa"):
+        config.build(settings(task={"name": "scratch_ops:Unfinished"}))
+
+
+def test_a_name_from_the_command_line_may_be_dotted(house):
+    text = schema.Text("scratch_ops:Near")
+    assert config.build(settings(attention={"name": text})).config.attention.name == "scratch_ops:Near"
+    with pytest.raises(ConfigError, match=r"takes one of 'full', .*, or 'package.module:Class'$"):
+        config.build(settings(attention={"name": schema.Text("nothing_like_it")}))
+
+
+def test_a_table_is_a_dict_of_its_own_entries():
+    table = lookup.Table({"full": Full}, kind=Attention)
+    assert list(table) == ["full"] and "xformer.attention:Window" not in table
+    assert table["xformer.attention:Window"] is attention.Window
+    with pytest.raises(ArgumentError, match=r"^name: got 'ful', allowed are full, or .*; did you mean full\?"):
+        table["ful"]
+    with pytest.raises(ArgumentError, match="derives from xformer.attention.interface.Attention"):
+        table["xformer.attention:ALiBi"]
+    assert attention.POSITIONS["xformer.attention:ALiBi"] is attention.ALiBi and attention.POSITIONS.kind is Position
+
+
+def test_arguments_that_cannot_be_read_are_one_line(house):
+    table = lookup.Table({})
+    with pytest.raises(ConfigError, match=r"^x.name: got 'scratch_ops:Odd', whose arguments can't be read: .*Missing"):
+        schema.check_named("x", {"name": "scratch_ops:Odd"}, table)
