@@ -2,9 +2,11 @@
 
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from xformer import attention, config, lookup, schema
+from xformer import attention, config, config_help, lookup, schema
 from xformer.attention import Attention, Full, Position
 from xformer.checks import ArgumentError
 from xformer.schema import ConfigError
@@ -35,11 +37,15 @@ class Unfinished(Task):
     pass
 
 class Odd:
-    def __init__(self, x: "Missing" = 1): ...
+    def __init__(self, x: "Missing" = 1, y: "int" = 2, z: "Missing" = None, **rest): ...
 
 number = 3
 
 def function(): ...
+
+def not_one(rate): return [rate]
+
+def greedy(rate, clip_norm=1.0): ...
 '''
 
 
@@ -151,7 +157,54 @@ def test_a_table_is_a_dict_of_its_own_entries():
     assert attention.POSITIONS["xformer.attention:ALiBi"] is attention.ALiBi and attention.POSITIONS.kind is Position
 
 
-def test_arguments_that_cannot_be_read_are_one_line(house):
-    table = lookup.Table({})
-    with pytest.raises(ConfigError, match=r"^x.name: got 'scratch_ops:Odd', whose arguments can't be read: .*Missing"):
-        schema.check_named("x", {"name": "scratch_ops:Odd"}, table)
+def test_an_annotation_that_cannot_be_evaluated_leaves_the_others_checked(house):
+    check = lambda **keys: schema.check_named("x", {"name": "scratch_ops:Odd", **keys}, lookup.Table({}))
+    assert check(z="anything") == {"name": "scratch_ops:Odd", "x": 1, "y": 2, "z": "anything"}
+    for wrong in ({"x": 1.5}, {"y": "two"}):
+        with pytest.raises(ConfigError, match="takes an integer"):
+            check(**wrong)
+    with pytest.raises(ConfigError, match="x.rest: got 1, but x 'scratch_ops:Odd' reads no such key; it takes x, y, z"):
+        check(rest=1)
+
+
+def test_arguments_that_cannot_be_read_are_one_line():
+    with pytest.raises(ConfigError, match=r"^x.name: got 'builtins:max', whose arguments can't be read: "):
+        schema.check_named("x", {"name": "builtins:max"}, lookup.Table({}))
+
+
+def test_an_optimizer_from_outside_takes_its_own_arguments(house):
+    section = {"name": "optax:adafactor", "learning_rate": 0.01, "min_dim_size_to_factor": 64, "warmup_steps": 1}
+    built = config.build(settings(optimizer=section))
+    stored = built.config.to_dict()["optimizer"]
+    assert stored["min_dim_size_to_factor"] == 64 and stored["decay_rate"] == 0.8 and "b1" not in stored
+    assert config.build(built.config).config == built.config
+    assert "optimizer.decay_rate" in config_help.experiment_help(built.config.to_dict())
+    with pytest.raises(ConfigError, match=r"^optimizer.min_dim_size_to_factor: got 'x', takes an integer"):
+        config.build(settings(optimizer=section | {"min_dim_size_to_factor": "x"}))
+    with pytest.raises(ConfigError, match=r"^optimizer.b1: got 0.5, but the optimizer section reads no such key"):
+        config.build(settings(optimizer=section | {"b1": 0.5}))
+
+
+def test_the_weight_decay_of_an_optimizer_from_outside_is_its_own(house):
+    params = {"kernel": jnp.ones((2, 2))}
+    decays = []
+    for section in ({}, {"weight_decay": 0.0}, {"weight_decay": 0.5}):
+        built = config.build(settings(optimizer={"name": "optax:adamw", "learning_rate": 1.0, **section}))
+        updates, _ = built.optimizer.update({"kernel": jnp.zeros((2, 2))}, built.optimizer.init(params), params)
+        decays.append(-float(updates["kernel"][0, 0]))
+    np.testing.assert_allclose(decays, [1e-4, 0, 0.5])  # what optax's own default is, none, what is given
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("scratch_ops:function", r"^optimizer.name: scratch_ops:function takes no argument, but is given the learning r"),
+        ("scratch_ops:not_one", r"^optimizer.name: 'scratch_ops:not_one' must give an optax.Gradient.*got 'list' obj"),
+        ("scratch_ops:greedy", r"^optimizer.name: scratch_ops:greedy takes clip_norm, which the section decides"),
+        ("scratch_ops:number", r"^optimizer.name: got 'scratch_ops:number', which is a 'int' object, takes a function"),
+        ("adamx", r"^optimizer.name: got 'adamx', takes one of 'adamw', .*nearest match 'adam', or 'package.module:C"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(house, name, message):
+    with pytest.raises(ConfigError, match=message):
+        config.build(settings(optimizer={"name": name}))

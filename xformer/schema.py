@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import numbers
 import reprlib
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,11 +58,11 @@ def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str
     """The arguments of a dataclass, class or function, in order, without those in `exclude`."""
     factories = {}
     if dataclasses.is_dataclass(constructor):
-        hints = typing.get_type_hints(constructor)
+        hints = _hints(constructor)
         factories = {field.name: field.default_factory for field in dataclasses.fields(constructor)}
     else:  # a metaclass may hide the arguments of a class, so its __init__ is asked
         constructor = constructor.__init__ if inspect.isclass(constructor) else constructor
-        hints = typing.get_type_hints(constructor)
+        hints = _hints(constructor)
     found = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):  # nothing says what they take
@@ -69,6 +71,24 @@ def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str
             factory = factories.get(name, dataclasses.MISSING)
             default = parameter.default if factory is dataclasses.MISSING else factory()
             found[name] = Parameter(hints.get(name, Any), default)
+    return found
+
+
+def _hints(constructor: Any) -> dict[str, Any]:
+    """The annotation of each argument; for one that can't be evaluated, the type of a plain default, or anything."""
+    try:
+        return typing.get_type_hints(constructor)
+    except Exception:  # an annotation is an expression: evaluating it may raise anything
+        pass
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        one = types.SimpleNamespace(__annotations__={name: parameter.annotation})
+        names = getattr(inspect.unwrap(constructor), "__globals__", None) or vars(sys.modules[constructor.__module__])
+        try:
+            found |= typing.get_type_hints(one, names)
+        except Exception:
+            plain = type(parameter.default) in (bool, int, float, str)
+            found[name] = type(parameter.default) if plain else Any
     return found
 
 
@@ -184,6 +204,15 @@ def _fit_quietly(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
         return False, value
 
 
+def storable(value: Any) -> bool:
+    """Whether JSON, and so a run's `config.json`, can hold the value."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def as_mapping(path: str, value: Any) -> dict[str, Any]:
     """A section as a dict; a section typed whole on the command line is a literal."""
     value = value.literal() if isinstance(value, Text) else value
@@ -224,7 +253,7 @@ def check_keys(
             continue
         elif parameter.default is REQUIRED:
             raise ConfigError(f"{prefix}{key}: missing; takes {describe(parameter.annotation)}")
-        else:
+        elif storable(parameter.default):  # a class or function stays the constructor's own default
             checked[key] = parameter.default
     return checked
 
@@ -258,7 +287,7 @@ def named_parameters(
         return {}
     try:
         return parameters(constructor, exclude)
-    except (TypeError, ValueError, NameError, AttributeError) as error:  # annotations are expressions, evaluated here
+    except (TypeError, ValueError) as error:  # a class written in C may hide them
         raise ConfigError(
             f"{path}: got {name!r}, whose arguments can't be read: {' '.join(str(error).split())}"
         ) from error

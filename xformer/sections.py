@@ -23,6 +23,8 @@ CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "optimizer": (optimizers.build, ("num_steps",)),
     "train": (TrainConfig, ()),
 }
+# The keys of the optimizer section that an optimizer from outside leaves to us.
+OPTIMIZER_SHARED = ("name", "learning_rate", "schedule", "warmup_steps", "end_factor", "clip_norm")
 # What the model is given and other keys decide, by the name that its messages use.
 MODEL_GIVEN = {
     "attention": "attention",
@@ -58,11 +60,29 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
         fill=False,
     )
     checked["task"] = schema.check_named("task", checked["task"], tasks.TASKS)
-    for section, (constructor, elsewhere) in CONSTRUCTORS.items():
+    for section in CONSTRUCTORS:
         keys = schema.as_mapping(section, checked[section])
-        takes = schema.parameters(constructor, exclude=elsewhere)
+        takes = takes_of(section, keys)
         checked[section] = schema.check_keys(section, keys, takes, f"the {section} section")
     return checked
+
+
+def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
+    """The keys that a section of `CONSTRUCTORS` takes; with an optimizer from outside, the arguments of that too."""
+    constructor, elsewhere = CONSTRUCTORS[section]
+    takes = schema.parameters(constructor, exclude=elsewhere)
+    if section != "optimizer" or "name" not in keys:
+        return takes
+    name = schema.check_choice("optimizer.name", keys["name"], optimizers.OPTIMIZERS)
+    if not lookup.is_dotted(name):
+        return takes
+    shared = {key: takes[key] for key in OPTIMIZER_SHARED}
+    rate, *own = schema.named_parameters("optimizer.name", name, optimizers.OPTIMIZERS).items() or [None]
+    if rate is None:
+        raise ConfigError(f"optimizer.name: {name} takes no argument, but is given the learning rate's schedule")
+    if clash := [key for key, _ in own if key in shared]:
+        raise ConfigError(f"optimizer.name: {name} takes {', '.join(clash)}, which the section decides for every optimizer")
+    return shared | dict(own)
 
 
 def complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, Any]:
@@ -71,6 +91,7 @@ def complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, A
     def arguments(value: Any, exclude: Sequence[str] = ()) -> dict[str, Any]:
         takes = schema.parameters(type(value), exclude)
         chosen = {key: getattr(value, key) for key in takes}
+        chosen = {key: x for key, x in chosen.items() if x is not takes[key].default or schema.storable(x)}
         return schema.check_keys("attention", chosen, takes, type(value).__name__)
 
     term = getattr(op, "position", None)
