@@ -100,7 +100,10 @@ def test_presets_take_an_op_from_outside(house):
         ({"reach": "far"}, r"^attention.reach: got 'far', takes an integer$"),
         ({"reech": 3}, r"^attention.reech: got 3, but attention 'scratch_ops:Near' reads no such key; .*'reach'"),
         ({"reach": 101}, r"^attention.reach: Near.reach must be at most 100, got 101$"),
-        ({"reach": 77}, r"^attention.name: scratch_ops:Near raised RuntimeError: seventy-seven \(scratch_ops.py, line "),
+        (
+            {"reach": 77},
+            r"^attention.name: scratch_ops:Near raised RuntimeError: seventy-seven \(scratch_ops.py, line ",
+        ),
         ({"position": {"name": "scratch_ops:Near"}}, r"^attention.position.name: got .*xformer.attention.position.Pos"),
     ],
 )
@@ -135,7 +138,9 @@ def test_what_is_no_such_class_is_one_line_about_the_key(house, name, message):
 
 
 def test_an_abstract_task_is_refused_with_what_it_lacks(house):
-    with pytest.raises(ConfigError, match=r"^task.name: got 'scratch_ops:Unfinished', which is abstract: .*open, prepa"):
+    with pytest.raises(
+        ConfigError, match=r"^task.name: got 'scratch_ops:Unfinished', which is abstract: .*open, prepa"
+    ):
         config.build(settings(task={"name": "scratch_ops:Unfinished"}))
 
 
@@ -198,7 +203,10 @@ def test_the_weight_decay_of_an_optimizer_from_outside_is_its_own(house):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("scratch_ops:function", r"^optimizer.name: scratch_ops:function takes no argument, but is given the learning r"),
+        (
+            "scratch_ops:function",
+            r"^optimizer.name: scratch_ops:function takes no argument, but is given the learning r",
+        ),
         ("scratch_ops:not_one", r"^optimizer.name: 'scratch_ops:not_one' must give an optax.Gradient.*got 'list' obj"),
         ("scratch_ops:greedy", r"^optimizer.name: scratch_ops:greedy takes clip_norm, which the section decides"),
         ("scratch_ops:number", r"^optimizer.name: got 'scratch_ops:number', which is a 'int' object, takes a function"),

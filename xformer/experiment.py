@@ -90,6 +90,7 @@ class Experiment:
             name=self.name,
             attention=self.config.attention.name,
             config=as_json(self.config),
+            callbacks=sections.make_callbacks(self.config.to_dict()),
         )
 
 
@@ -138,6 +139,7 @@ def build(config: Mapping | ConfigDict) -> Experiment:
         model_args=checked["model"],
         config=as_config(checked),
     )
+    sections.make_callbacks(checked)  # those of a run are made by its trainer
     content = (_as_text(checked), *sections.owners(checked))
     if content not in _CHECKED:
         _check_together(experiment, num_positions)

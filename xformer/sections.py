@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from xformer import attention, config_errors, lookup, schema, tasks
 from xformer.models import EncoderClassifier
 from xformer.schema import ConfigError, Parameter
-from xformer.train import TrainConfig, optimizers
+from xformer.train import CALLBACKS, Callback, TrainConfig, callbacks, optimizers
 
 SECTIONS = ("attention", "model", "task", "optimizer", "train")
 ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
@@ -64,6 +64,10 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
         keys = schema.as_mapping(section, checked[section])
         takes = takes_of(section, keys)
         checked[section] = schema.check_keys(section, keys, takes, f"the {section} section")
+    checked["train"]["callbacks"] = tuple(
+        schema.check_named(f"train.callbacks[{i}]", {"name": entry} if isinstance(entry, str) else entry, CALLBACKS)
+        for i, entry in enumerate(checked["train"]["callbacks"])
+    )
     return checked
 
 
@@ -81,7 +85,9 @@ def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
     if rate is None:
         raise ConfigError(f"optimizer.name: {name} takes no argument, but is given the learning rate's schedule")
     if clash := [key for key, _ in own if key in shared]:
-        raise ConfigError(f"optimizer.name: {name} takes {', '.join(clash)}, which the section decides for every optimizer")
+        raise ConfigError(
+            f"optimizer.name: {name} takes {', '.join(clash)}, which the section decides for every optimizer"
+        )
     return shared | dict(own)
 
 
@@ -125,6 +131,19 @@ def construct(section: str, config: Mapping[str, Any], make: Callable[[], Any]) 
     names = {cls.__name__: own for cls, own in owners(config).items()}
     elsewhere = MODEL_GIVEN if section == "model" else {}
     return config_errors.construct(section, make, keys=keys, owners=names, elsewhere=elsewhere)
+
+
+def make_callbacks(config: Mapping[str, Any]) -> tuple[tuple[str, Callback], ...]:
+    """Fresh callbacks of a checked config, each with the name that messages give it."""
+    made = []
+    for i, entry in enumerate(config["train"]["callbacks"]):
+        path, name = f"train.callbacks[{i}]", entry["name"]
+        make = functools.partial(callbacks.build, entry)
+        if lookup.is_dotted(name):
+            make = functools.partial(_from_outside, f"{path}.name: {name}", make)
+        owners = {CALLBACKS[name].__name__: path}
+        made.append((name, config_errors.construct(path, make, keys={path: entry}, owners=owners)))
+    return tuple(made)
 
 
 def _from_outside(what: str, make: Callable[[], Any]) -> Any:

@@ -17,6 +17,7 @@ from xformer.extras import MissingExtra, explain
 from xformer.schema import ConfigError, nearest
 from xformer.tasks import DataMissing
 from xformer.train import (
+    CallbackFailed,
     CheckpointError,
     Diverged,
     Interrupted,
@@ -35,8 +36,8 @@ class CommandFailed(RuntimeError):
 
 # OSError: a full or read-only disk.
 FORESEEN = (
-    DataMissing, MissingExtra, Diverged, CheckpointError, OutOfMemory, ProcessLost, WorkdirBusy, OSError, CommandFailed,
-    MemoryError,
+    DataMissing, MissingExtra, Diverged, CallbackFailed, CheckpointError, OutOfMemory, ProcessLost, WorkdirBusy, OSError,
+    CommandFailed, MemoryError,
 )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
+from xformer.train.callbacks import CALLBACKS, Callback, EarlyStopping, ExponentialMovingAverage, Run
 from xformer.train.checkpoint import restore_model
 from xformer.train.errors import (
+    CallbackFailed,
     CheckpointError,
     DataChanged,
     Diverged,
@@ -15,12 +17,18 @@ from xformer.train.settings import TrainConfig
 from xformer.train.trainer import Trainer
 
 __all__ = [
+    "CALLBACKS",
+    "Callback",
+    "CallbackFailed",
     "CheckpointError",
     "DataChanged",
     "Diverged",
+    "EarlyStopping",
+    "ExponentialMovingAverage",
     "Interrupted",
     "OutOfMemory",
     "ProcessLost",
+    "Run",
     "TrainConfig",
     "Trainer",
     "WorkdirBusy",

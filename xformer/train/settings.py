@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from xformer.checks import check_integer, is_integer
 
@@ -33,6 +33,8 @@ class TrainConfig:
       accumulate: micro-batches that an optimizer step is cut into, to save memory; sums first, one division after.
       select_metric: the validation metric that decides which checkpoint is the best.
       select_mode: whether more ("max") or less ("min") of it is better; None: as the task says of it.
+      callbacks: what is called while the run trains, in order: each a name of `xformer.train.CALLBACKS` or
+        "package.module:Class", or a section of it and its arguments. Read by whoever makes the trainer.
 
     Raises:
       ValueError: a value out of range; the message names the key.
@@ -51,6 +53,7 @@ class TrainConfig:
     accumulate: int = 1
     select_metric: str = "accuracy"
     select_mode: Literal["max", "min"] | None = None
+    callbacks: tuple[str | Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         optional = {"eval_batch_size", "stop_at_step"}

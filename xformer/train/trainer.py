@@ -7,7 +7,7 @@ import dataclasses
 import importlib.metadata
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from flax import nnx
 
 from xformer.train import data_record, parallel
 from xformer.train import workdir as folders
+from xformer.train.callbacks import Callback, Callbacks, Run
 from xformer.train.checkpoint import Checkpoints, barrier, choose
 from xformer.train.engine import Data, Engine
 from xformer.train.errors import Diverged, OutOfMemory, ProcessLost
@@ -46,6 +47,7 @@ class Trainer:
       workdir: folder of the run, made if missing.
       seed: decides initialisation, dropout and data order.
       name, attention: what the result calls the run and its attention.
+      callbacks: freshly made, each with the name that messages give it.
       config: the resolved config, written to `config.json`; a workdir takes no other.
     """
 
@@ -60,6 +62,7 @@ class Trainer:
     name: str
     attention: str
     config: Mapping[str, Any]
+    callbacks: Sequence[tuple[str, Callback]] = ()
 
     def fit(self) -> dict[str, Any]:
         """Trains, from the newest intact checkpoint if there is one, and returns the content of `result.json`.
@@ -69,6 +72,7 @@ class Trainer:
         Raises:
           Interrupted: a signal or `stop_at_step` ended it; saved, and the same call goes on exactly.
           Diverged: a loss, gradient or parameter is not finite.
+          CallbackFailed: a callback raised an error; the checkpoints are those of before.
           CheckpointError: a checkpoint could not be written.
           WorkdirBusy: another process is using the workdir.
           WorkdirMismatch: the workdir holds a run of another config, or one begun with other data.
@@ -107,6 +111,7 @@ class Trainer:
             interruption = stack.enter_context(Interruption())
             if (result := folders.read_result(workdir)) is not None:
                 return result
+            callbacks = Callbacks(self.callbacks)
             engine = self._engine()
             checkpoints = Checkpoints(workdir / "checkpoints")
             state, position, data_state = resume(engine, checkpoints)
@@ -115,8 +120,21 @@ class Trainer:
             writer = closing(MetricsWriter(workdir, position.step)) if main else None
             feed = stack.enter_context(Feed(engine.train_batches(self.data, self.seed), data_state))
             progress.say(self._start_line(engine, position))
+            if position.step:
+                callbacks.load_state(position.callbacks)
+            run = Run(self.name, workdir, position.step, self.train.num_steps, self.train.select_metric, mode, main)
             loop = Loop(
-                engine, self.data, self.train, checkpoints, writer, progress, interruption, feed, position, mode
+                engine,
+                self.data,
+                self.train,
+                checkpoints,
+                writer,
+                progress,
+                interruption,
+                feed,
+                position,
+                callbacks,
+                run,
             )
             try:
                 loop.run(state)
@@ -126,6 +144,7 @@ class Trainer:
             result = self._result(engine, checkpoints, position, progress.watch("test", loop.check))
             if main:
                 folders.write_json(workdir / "result.json", result)
+            callbacks.end(dataclasses.replace(run, step=position.step), result)
             return result
 
     def evaluate(self, split: str, which: str = "best") -> dict[str, float]:
@@ -162,7 +181,9 @@ class Trainer:
             return Diverged(f"{error}; {engine.locate(state, next(feed))}", error.step)
 
     def _engine(self) -> Engine:
-        return Engine(self.model_fn, self.task, self.optimizer, self.schedule, self.train, self.seed)
+        return Engine(
+            self.model_fn, self.task, self.optimizer, self.schedule, self.train, self.seed, Callbacks(self.callbacks)
+        )
 
     def _start_line(self, engine: Engine, position: Position) -> str:
         train, layout = self.train, engine.layout
@@ -196,6 +217,7 @@ class Trainer:
             "select_metric": self.train.select_metric,
             "better": dict(self.task.better),
             "last_step": position.step,
+            "stopped_early": position.stopped,
             "batch_size": self.train.batch_size,
             "batch_size_per_device": self.train.batch_size // engine.layout.batch_shards,
             "tokens_per_step": position.tokens / position.step,
@@ -215,9 +237,10 @@ def resume(engine: Engine, checkpoints: Checkpoints) -> tuple[Any, Position, Any
         return state, Position(), None
     del state  # there is room for one only
     step, saved = found
-    model = {"params": engine.abstract.params, "rest": engine.abstract.rest}
-    optimizer = {"step": engine.abstract.step, "opt_state": engine.abstract.opt_state}
-    arrays = checkpoints.restore(step, "model", model) | checkpoints.restore(step, "optimizer", optimizer)
+    targets = engine.checkpoint(engine.abstract)
+    # Parameters stand in both parts where those that are evaluated are others than those that training goes on with.
+    arrays = {**checkpoints.restore(step, "model", targets["model"])}
+    arrays |= checkpoints.restore(step, "optimizer", targets["optimizer"])
     position = Position.from_json(saved)
     position.check_best(checkpoints)
     return type(engine.abstract)(**arrays), position, checkpoints.data_state(step)
