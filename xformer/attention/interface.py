@@ -19,6 +19,7 @@ from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options, Params
 
 Array = jax.Array
+CONSTANTS = "constants"  # the key of a call's params that holds what `Attention.constants` draws
 Implementation = Literal["reference", "xla", "pallas", "splash", "cudnn"]
 
 
@@ -81,7 +82,7 @@ class Attention(AttentionCallable):
                 "attention_fn to sow them"
             )
         attend = functools.partial(by_example, op.attend)
-        return call.restore(mesh_axes.automatic(attend, call, options.params or {}))
+        return call.restore(mesh_axes.automatic(attend, call, op.with_constants(options.params or {}, call)))
 
     def attention_weights(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         """The weight of every pair before dropout, in O(q_len x kv_len) memory whatever the op: to look at.
@@ -97,7 +98,7 @@ class Attention(AttentionCallable):
           NotImplementedError: the op has no token pairs.
         """
         op, call = self._prepare(query, key, value, dataclasses.replace(options, deterministic=True))
-        return call.restore(by_example(op.weights, call, options.params or {}))
+        return call.restore(by_example(op.weights, call, op.with_constants(options.params or {}, call)))
 
     def _prepare(self, query: Array, key: Array, value: Array, options: Options) -> tuple[Attention, Call]:
         """The op with the call's causal flag, and the call. Raises for options that the op refuses."""
@@ -119,6 +120,7 @@ class Attention(AttentionCallable):
         """Raises ValueError unless `params` is what `init` gives for such a call."""
         (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
         want = _param_shapes(self, Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2]))
+        params = {name: value for name, value in params.items() if name != CONSTANTS}
         have = {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
         if have != want:
             raise ValueError(f"{self._name} needs params {want or '{}'} (see init), got {have or 'none'}")
@@ -126,6 +128,37 @@ class Attention(AttentionCallable):
     def init(self, rng: Array, shape: Shape) -> Params:
         """Parameters for calls of this shape: a dict of float32 arrays, `{}` where there is none."""
         raise NotImplementedError
+
+    def constants(self, rng: Array, shape: Shape) -> Params:
+        """Arrays that are saved with a model and not trained, such as random features: a dict, `{}` where there is none.
+
+        In a call they are `params["constants"]`. A call without them draws them from the op's own `seed` (0 where it
+        has none), for the lengths of that call. `xformer.nn.AttentionFn` draws them once and holds them.
+
+        Args:
+          rng: key to draw from; another one draws them anew.
+          shape: as in `init`; what is drawn should not depend on the lengths, unless the op has a `max_len`.
+        """
+        return {}
+
+    def update(self, constants: Params, query: Array, key: Array, mask: Array | None) -> Params:
+        """The constants after a training step, of the same shapes and dtypes; the layers of `xformer.nn` call it.
+
+        Args:
+          constants: those of the step.
+          query: `[*batch, q_len, num_heads, head_dim]`; key: `[*batch, kv_len, num_kv_heads, head_dim]`.
+          mask: as in a call; what it hides should have no part in the update.
+        """
+        return constants
+
+    def with_constants(self, params: Params, call: Call) -> Params:
+        """The params of a call with the op's constants under "constants", drawn from its seed where they are missing."""
+        if CONSTANTS in params or type(self).constants is Attention.constants:
+            return params
+        (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
+        shape = Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2])
+        drawn = self.constants(jax.random.key(getattr(self, "seed", 0)), shape)
+        return {**params, CONSTANTS: drawn} if drawn else params
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:
         """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`; None where there are none."""

@@ -172,12 +172,12 @@ class EncoderClassifier(nnx.Module):
         if self.scan_layers:
             length = x_BxTxW.shape[1]
             plans = self.attention.plans(Shape(len(inputs), length, length, *self.heads), self.num_layers)
-            options = {"shared": self.share_attention_params, "plans": plans}
+            options = {"shared": self.share_attention_params, "plans": plans, "deterministic": deterministic}
             x_BxTxW = stack.scan_blocks(
                 self.blocks, self.num_layers, x_BxTxW, mask, keys=keys, remat=self.remat, **options
             )
         else:
-            x_BxTxW = stack.run_blocks(self.blocks, x_BxTxW, mask, keys=keys, remat=self.remat)
+            x_BxTxW = stack.run_blocks(self.blocks, x_BxTxW, mask, keys=keys, deterministic=deterministic, remat=self.remat)
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
         x_BxTxW = x_BxTxW.astype(jnp.float32)

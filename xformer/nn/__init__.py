@@ -2,6 +2,7 @@
 
 from xformer.nn.attention_fn import AttentionFn
 from xformer.nn.block import EncoderBlock
+from xformer.nn.constant import Constant
 from xformer.nn.embedding import LearnedPositions, SinusoidalPositions, TokenEmbedding, make_positions
 from xformer.nn.feed_forward import FeedForward
 from xformer.nn.multi_head import MultiHeadAttention
@@ -9,6 +10,7 @@ from xformer.nn.pooling import masked_mean
 
 __all__ = [
     "AttentionFn",
+    "Constant",
     "EncoderBlock",
     "FeedForward",
     "LearnedPositions",

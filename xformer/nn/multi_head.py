@@ -81,7 +81,7 @@ class MultiHeadAttention(nnx.Module):
         Args:
           x: `[batch, length, width]`.
           mask: bool `[batch, length]`, True where a token is real; None: all are.
-          deterministic: no dropout.
+          deterministic: no dropout, and the op's constants stay as they are; False means training.
           rngs: stream `dropout` draws the dropout mask.
           plan: passed on to the op, for a layer whose number is known only at run time; see `Attention.plans`.
 
@@ -94,15 +94,19 @@ class MultiHeadAttention(nnx.Module):
                 raise ValueError(f"dropout_rate {self.dropout_rate} with deterministic=False needs rngs, got None")
             dropout_rng = rngs.dropout()
         own: dict[str, Any] = {} if plan is None else {"plan": plan}
+        query_BxTxHxD, key_BxTxKxD = self.query(x), self.key(x)
+        mask_Bx1x1xT = None if mask is None else mask[:, None, None, :]
         out_BxTxHxD = self.attention_fn(
-            self.query(x),
-            self.key(x),
+            query_BxTxHxD,
+            key_BxTxKxD,
             self.value(x),
-            mask=None if mask is None else mask[:, None, None, :],
+            mask=mask_Bx1x1xT,
             dropout_rng=dropout_rng,
             dropout_rate=self.dropout_rate,
             broadcast_dropout=False,
             deterministic=dropout_rng is None,
             **own,
         )
+        if not deterministic and isinstance(self.attention_fn, AttentionFn):
+            self.attention_fn.update_constants(query_BxTxHxD, key_BxTxKxD, mask_Bx1x1xT)
         return self.out(out_BxTxHxD)

@@ -11,15 +11,16 @@ from flax import nnx
 
 from xformer.attention import Attention
 from xformer.nn.block import EncoderBlock
+from xformer.nn.constant import Constant
 
 Array = jax.Array
 
 
 def share_attention_params(blocks: Sequence[EncoderBlock]) -> None:
-    """Gives all blocks the attention op's own parameters of the first (Linformer's layerwise sharing)."""
+    """Gives all blocks the attention op's own parameters and constants of the first (Linformer's layerwise sharing)."""
     attention_fns: list[Any] = [block.attention.attention_fn for block in blocks]
     for attention_fn in attention_fns[1:]:
-        attention_fn.params = attention_fns[0].params
+        attention_fn.params, attention_fn.constants = attention_fns[0].params, attention_fns[0].constants
 
 
 def make_blocks(
@@ -85,7 +86,13 @@ def unstack_blocks(
 
 
 def run_blocks(
-    blocks: Sequence[EncoderBlock], x: Array, mask: Array | None, *, keys: Array | None, remat: bool = False
+    blocks: Sequence[EncoderBlock],
+    x: Array,
+    mask: Array | None,
+    *,
+    keys: Array | None,
+    deterministic: bool,
+    remat: bool = False,
 ) -> Array:
     """Runs blocks one after the other.
 
@@ -93,18 +100,23 @@ def run_blocks(
       x: `[batch, length, width]`.
       mask: bool `[batch, length]`, True at real tokens, or None.
       keys: a dropout key for each block `[layers]`; None: no dropout.
+      deterministic: False in training: attention ops then update their constants.
       remat: keeps only the input of each block for the backward pass, which computes the block again.
     """
     for index, block in enumerate(blocks):
         key = None if keys is None else keys[index]
         if remat:
             graphdef, state = nnx.split(block)
-            again = jax.checkpoint(
-                lambda state, x, key, graphdef=graphdef: _run(nnx.merge(graphdef, state), x, mask, key)
-            )
-            x = again(state, x, key)
+
+            def run(state: Any, x: Array, key: Array | None, graphdef: Any = graphdef) -> tuple[Array, Any]:
+                block = nnx.merge(graphdef, state)
+                return _run(block, x, mask, key, deterministic), nnx.state(block, Constant)
+
+            x, constants = jax.checkpoint(run)(state, x, key)
+            if not deterministic:
+                nnx.update(block, constants)
         else:
-            x = _run(block, x, mask, key)
+            x = _run(block, x, mask, key, deterministic)
     return x
 
 
@@ -115,6 +127,7 @@ def scan_blocks(
     mask: Array | None,
     *,
     keys: Array | None,
+    deterministic: bool,
     plans: Any = None,
     shared: bool = False,
     remat: bool = False,
@@ -126,19 +139,30 @@ def scan_blocks(
       shared: as given to `make_stacked`.
     """
     graphdef, common, own = _split(stacked, shared)
+    shared_constants, common = nnx.filter_state(common, Constant, ...)
 
-    def body(x: Array, layer: Any) -> tuple[Array, None]:
-        own, key, plan = layer
-        return _run(nnx.merge(graphdef, common, own), x, mask, key, plan), None
+    def body(carry: tuple[Array, Any], layer: Any) -> tuple[tuple[Array, Any], Any]:
+        (x, shared_constants), (own, key, plan) = carry, layer
+        block = nnx.merge(graphdef, common, shared_constants, own)
+        x = _run(block, x, mask, key, deterministic, plan)
+        _, after, own = _split(block, shared)
+        return (x, nnx.filter_state(after, Constant)), nnx.filter_state(own, Constant)
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)  # a scan keeps the copies apart by itself
-    return jax.lax.scan(body, x, (own, keys, plans), length=num_layers)[0]
+    (x, shared_constants), own_constants = jax.lax.scan(
+        body, (x, shared_constants), (own, keys, plans), length=num_layers
+    )
+    if not deterministic:
+        nnx.update(stacked, shared_constants, own_constants)
+    return x
 
 
-def _run(block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, plan: Any = None) -> Array:
+def _run(
+    block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, deterministic: bool, plan: Any = None
+) -> Array:
     rngs = None if key is None else nnx.Rngs(dropout=key)
-    return block(x, mask, deterministic=key is None, rngs=rngs, plan=plan)
+    return block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan)
 
 
 def _split(block: EncoderBlock, shared: bool) -> tuple[Any, Any, Any]:

@@ -99,7 +99,7 @@ def train_step(
 
     def micro_batch(params: Any, rest: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
         def objective(params: Any) -> tuple[jax.Array, Any]:
-            model = nnx.merge(graphdef, params, rest)
+            model = nnx.merge(graphdef, params, rest, copy=True)  # for constants to change in this trace
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
             sums = task.metrics(outputs, batch)
             return sums["loss"][0], (sums, split(model)[2])
