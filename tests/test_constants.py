@@ -33,10 +33,11 @@ class RandomFeatures(Attention):
 
     def attend(self, call, params):
         directions = params["constants"]["directions"]
-        features = lambda x: jnp.exp(
-            jnp.einsum("bthd,hfd->bthf", x, directions) - jnp.sum(x**2, -1, keepdims=True) / 2
+        features = lambda x: jnp.exp(jnp.einsum("bthd,hfd->bthf", x, directions) - jnp.sum(x**2, -1, keepdims=True) / 2)
+        query, key = (
+            features(call.query * call.query.shape[-1] ** -0.25),
+            features(call.key * call.key.shape[-1] ** -0.25),
         )
-        query, key = features(call.query * call.query.shape[-1] ** -0.25), features(call.key * call.key.shape[-1] ** -0.25)
         if call.mask is not None:
             key = key * jnp.broadcast_to(call.mask, (len(key), 1, 1, key.shape[1]))[:, 0, 0, :, None, None]
         weights = jnp.einsum("bthf,bshf->bhts", query, key)
@@ -128,7 +129,9 @@ def test_linen_holds_constants_in_a_collection_of_their_own():
     np.testing.assert_array_equal(out, Centred()(query, key, value, params=variables))
     expected = Centred().update(variables["constants"], query, key, None)
     jax.tree.map(np.testing.assert_array_equal, changed["constants"], expected)
-    stock = linen.MultiHeadDotProductAttention(2, attention_fn=xformer_linen.AttentionFn(op=RandomFeatures(), parent=None))
+    stock = linen.MultiHeadDotProductAttention(
+        2, attention_fn=xformer_linen.AttentionFn(op=RandomFeatures(), parent=None)
+    )
     held = stock.init(jax.random.key(0), jnp.ones((1, 4, 8)))
     assert held["constants"]["attention_fn"]["directions"].shape == (2, 8, 4)
 
@@ -156,8 +159,14 @@ def trained_once(**options):
 
     outputs, grads, rest = run(params, rest)
     whole = nnx.merge(graphdef, params, rest).unrolled()
-    held = [jax.tree.map(lambda x: np.asarray(x[...]), block.attention.attention_fn.constants,
-                         is_leaf=lambda x: isinstance(x, Constant)) for block in whole.blocks]
+    held = [
+        jax.tree.map(
+            lambda x: np.asarray(x[...]),
+            block.attention.attention_fn.constants,
+            is_leaf=lambda x: isinstance(x, Constant),
+        )
+        for block in whole.blocks
+    ]
     grads = nnx.merge(graphdef, grads, rest).unrolled()
     return held, outputs, jax.tree.leaves(nnx.state(grads, nnx.Param))
 
@@ -166,7 +175,10 @@ def trained_once(**options):
 @pytest.mark.parametrize("options", [{"scan_layers": True}, {"remat": True}, {"scan_layers": True, "remat": True}])
 def test_scan_and_remat_carry_constants_as_the_plain_model_does(options, shared):
     if shared:
-        options = options | {"share_attention_params": True, "op": Centred(position=T5Bias())}  # parameters that can be shared
+        options = options | {
+            "share_attention_params": True,
+            "op": Centred(position=T5Bias()),
+        }  # parameters that can be shared
     plain = trained_once(**{name: x for name, x in options.items() if name not in ("scan_layers", "remat")})
     other = trained_once(**options)
     counts = [held["updates"] for held in plain[0]]

@@ -81,14 +81,14 @@ def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
     if not lookup.is_dotted(name):
         return takes
     shared = {key: takes[key] for key in OPTIMIZER_SHARED}
-    rate, *own = schema.named_parameters("optimizer.name", name, optimizers.OPTIMIZERS).items() or [None]
-    if rate is None:
+    own = list(schema.named_parameters("optimizer.name", name, optimizers.OPTIMIZERS).items())
+    if not own:
         raise ConfigError(f"optimizer.name: {name} takes no argument, but is given the learning rate's schedule")
-    if clash := [key for key, _ in own if key in shared]:
+    if clash := [key for key, _ in own[1:] if key in shared]:
         raise ConfigError(
             f"optimizer.name: {name} takes {', '.join(clash)}, which the section decides for every optimizer"
         )
-    return shared | dict(own)
+    return shared | dict(own[1:])
 
 
 def complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Attention(AttentionCallable):
         raise NotImplementedError
 
     def constants(self, rng: Array, shape: Shape) -> Params:
-        """Arrays that are saved with a model and not trained, such as random features: a dict, `{}` where there is none.
+        """Arrays that are saved with a model and not trained, such as random features: a dict, `{}` if there is none.
 
         In a call they are `params["constants"]`. A call without them draws them from the op's own `seed` (0 where it
         has none), for the lengths of that call. `xformer.nn.AttentionFn` draws them once and holds them.
@@ -152,7 +152,7 @@ class Attention(AttentionCallable):
         return constants
 
     def with_constants(self, params: Params, call: Call) -> Params:
-        """The params of a call with the op's constants under "constants", drawn from its seed where they are missing."""
+        """The params of a call with the op's constants, drawn from its seed where they are missing."""
         if CONSTANTS in params or type(self).constants is Attention.constants:
             return params
         (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]

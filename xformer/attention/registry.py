@@ -37,7 +37,7 @@ def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attent
         `for_length(num_positions)` instead.
 
     Raises:
-      ValueError: an unknown name or argument, or a class that cannot be imported; with the choices and the nearest match.
+      ValueError: an unknown name or argument, or a class that cannot be imported; with the choices and a near match.
       NotImplementedError: a position term for a variant without token pairs, or a causal one that cannot be.
     """
     kwargs = _mapping("attention", config)

@@ -23,6 +23,7 @@ from xformer.train import (
     Interrupted,
     OutOfMemory,
     ProcessLost,
+    WarmStartError,
     WorkdirBusy,
     WorkdirMismatch,
 )
@@ -36,8 +37,8 @@ class CommandFailed(RuntimeError):
 
 # OSError: a full or read-only disk.
 FORESEEN = (
-    DataMissing, MissingExtra, Diverged, CallbackFailed, CheckpointError, OutOfMemory, ProcessLost, WorkdirBusy, OSError,
-    CommandFailed, MemoryError,
+    DataMissing, MissingExtra, Diverged, CallbackFailed, CheckpointError, OutOfMemory, ProcessLost, WorkdirBusy,
+    OSError, CommandFailed, MemoryError,
 )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
         code = _say(error, WRONG_ARGUMENTS if isinstance(error, ConfigError) else FAILED)
         hosts.leave()
         return code
-    except WorkdirMismatch as error:
+    except (WorkdirMismatch, WarmStartError) as error:
         return _say(error, WRONG_ARGUMENTS)
     except Interrupted as error:
         return _say(error, RESUMABLE)

@@ -177,7 +177,9 @@ class EncoderClassifier(nnx.Module):
                 self.blocks, self.num_layers, x_BxTxW, mask, keys=keys, remat=self.remat, **options
             )
         else:
-            x_BxTxW = stack.run_blocks(self.blocks, x_BxTxW, mask, keys=keys, deterministic=deterministic, remat=self.remat)
+            x_BxTxW = stack.run_blocks(
+                self.blocks, x_BxTxW, mask, keys=keys, deterministic=deterministic, remat=self.remat
+            )
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
         x_BxTxW = x_BxTxW.astype(jnp.float32)

@@ -24,8 +24,8 @@ class AttentionFn(AttentionCallable, nnx.Module):
     `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `nnx.Intermediate`. In Linen use
     `xformer.nn.linen.AttentionFn`: Linen does not see the parameters of this one.
 
-    What the op's `constants` draws is held as `Constant` variables, saved and not trained. The layers of `xformer.nn` let
-    the op update them while training; around other layers call `update_constants` once a step.
+    What the op's `constants` draws is held as `Constant` variables, saved and not trained. The layers of `xformer.nn`
+    let the op update them while training; around other layers call `update_constants` once a step.
 
     Args:
       op: any `xformer.attention` op.

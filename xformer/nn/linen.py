@@ -23,8 +23,8 @@ class AttentionFn(AttentionCallable, nn.Module):
     parameters stand there as `AttentionFn_0`; `AttentionFn(op=op, parent=None)` leaves them to the layer. One
     AttentionFn that a module gives to several layers shares its parameters.
 
-    What the op's `constants` draws stands in the collection `constants`, drawn by `init` from the stream `params`. Where
-    that collection is mutable, `apply(..., mutable=["constants"])`, a call lets the op update it.
+    What the op's `constants` draws stands in the collection `constants`, drawn by `init` from the stream `params`.
+    Where that collection is mutable, `apply(..., mutable=["constants"])`, a call lets the op update it.
 
     Under `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `intermediates`.
 

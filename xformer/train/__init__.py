@@ -10,6 +10,7 @@ from xformer.train.errors import (
     Interrupted,
     OutOfMemory,
     ProcessLost,
+    WarmStartError,
     WorkdirBusy,
     WorkdirMismatch,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Run",
     "TrainConfig",
     "Trainer",
+    "WarmStartError",
     "WorkdirBusy",
     "WorkdirMismatch",
     "restore_model",

@@ -1,15 +1,15 @@
 """What is called while a run trains: early stopping, an average of the parameters, or a class of one's own.
 
-`train.callbacks` in a config lists them: `({"name": "early_stopping", "patience": 3}, {"name": "my_package:MyCallback"})`.
+`train.callbacks` in a config lists them: `("ema", {"name": "early_stopping", "patience": 3}, "my_package:Mine")`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,6 @@ import jax.numpy as jnp
 from xformer import lookup
 from xformer.checks import check_integer
 from xformer.train.errors import CallbackFailed
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Callback:
     into `state`, which is saved with every checkpoint, so that a run that goes on is the run that never stopped.
 
     Arrays that change with every step go through `init_arrays`, `update_arrays` and `evaluation_params` instead: pure
-    functions that become part of the compiled step, on every mesh and under pmap. They are saved beside the optimizer's.
+    functions that become part of the compiled step, on every mesh and under pmap. They are saved with the optimizer.
     """
 
     def on_start(self, run: Run) -> None:
@@ -182,53 +180,48 @@ class Callbacks:
     def start(self, run: Run) -> None:
         """Calls `on_start`."""
         for name, own in self._named:
-            _call(name, "on_start", lambda own=own: own.on_start(run))
+            _call(name, own, "on_start", run)
 
     def step(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Calls `on_step`."""
         for name, own in self._named:
-            _call(name, "on_step", lambda own=own: own.on_step(run, dict(metrics)))
+            _call(name, own, "on_step", run, dict(metrics))
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> str | None:
         """Calls `on_evaluation` of all; the reason to end the run, if one of them gave any, with its name."""
-        reasons = [
-            (name, _call(name, "on_evaluation", lambda own=own: own.on_evaluation(run, dict(metrics))))
-            for name, own in self._named
-        ]
+        reasons = [(name, _call(name, own, "on_evaluation", run, dict(metrics))) for name, own in self._named]
         return next((f"{name}: {' '.join(str(reason).split())}" for name, reason in reasons if reason), None)
 
     def end(self, run: Run, result: Mapping[str, Any]) -> None:
         """Calls `on_end`."""
         for name, own in self._named:
-            _call(name, "on_end", lambda own=own: own.on_end(run, dict(result)))
+            _call(name, own, "on_end", run, dict(result))
 
     def state(self) -> list[dict[str, Any]]:
         """What each remembers."""
-        return [_call(name, "state", own.state) for name, own in self._named]
+        return [_call(name, own, "state") for name, own in self._named]
 
     def load_state(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Gives each what it remembered."""
         for (name, own), state in zip(self._named, states, strict=True):
-            _call(name, "load_state", lambda own=own, state=state: own.load_state(state))
+            _call(name, own, "load_state", state)
 
     def init_arrays(self, params: Any) -> tuple[Any, ...]:
         """The arrays of each at step 0; `()` where none has any, so that states and checkpoints are as without."""
-        arrays = tuple(_call(name, "init_arrays", lambda own=own: own.init_arrays(params)) for name, own in self._named)
+        arrays = tuple(_call(name, own, "init_arrays", params) for name, own in self._named)
         return arrays if jax.tree.leaves(arrays) else ()
 
     def update_arrays(self, arrays: tuple[Any, ...], params: Any, step: jax.Array) -> tuple[Any, ...]:
         """The arrays of each after a step; traced."""
-        return tuple(
-            _call(name, "update_arrays", lambda own=own, one=one: own.update_arrays(one, params, step))
-            for (name, own), one in zip(self._named, arrays, strict=False)  # all of them, or `()`
-        )
+        named = zip(self._named, arrays, strict=False)  # the arrays of all, or `()`
+        return tuple(_call(name, own, "update_arrays", one, params, step) for (name, own), one in named)
 
     def evaluation_params(self, arrays: tuple[Any, ...], params: Any) -> Any:
         """The parameters that are evaluated: those that the last callback gives; traced."""
         for (name, own), one in zip(self._named, arrays, strict=False):
-            params = _call(name, "evaluation_params", lambda own=own, one=one, p=params: own.evaluation_params(one, p))
+            params = _call(name, own, "evaluation_params", one, params)
         return params
 
 
-def _call(name: str, method: str, call: Callable[[], T]) -> T:
-    return lookup.guarded(f"callback {name!r}: {method}", call, CallbackFailed)
+def _call(name: str, callback: Callback, method: str, *args: Any) -> Any:
+    return lookup.guarded(f"callback {name!r}: {method}", lambda: getattr(callback, method)(*args), CallbackFailed)

@@ -123,6 +123,7 @@ class Engine:
             self._graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis, callbacks=callbacks
         )
         self._whole_step = make(None)
+        self._fresh = lambda params: (jax.jit(optimizer.init)(params), callbacks.init_arrays(params))
         self._evaluation_params = jax.jit(callbacks.evaluation_params, out_shardings=shardings.params)
         axis = self.layout.axis_name
         out = (shardings, self.layout.replicated)
@@ -136,6 +137,14 @@ class Engine:
         initial = self._initial if self._initial is not None else self._initialize()[1]
         self._initial = None
         return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), initial, self.abstract)
+
+    def started_from(self, state: TrainState, params: Any, rest: Any) -> TrainState:
+        """The state at step 0 with other parameters: optimizer and callbacks start afresh from them."""
+        opt_state, arrays = self._fresh(params)
+        place = lambda x, like: jax.device_put(x, like.sharding)
+        opt_state = jax.tree.map(place, opt_state, self.abstract.opt_state)
+        arrays = jax.tree.map(place, arrays, self.abstract.callbacks)
+        return TrainState(state.step, params, rest, opt_state, arrays)
 
     def variables(self, state: TrainState) -> tuple[Any, Any]:
         """(parameters, rest) that are evaluated and loaded: those of the model, unless a callback averages them."""

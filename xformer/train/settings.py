@@ -35,6 +35,9 @@ class TrainConfig:
       select_mode: whether more ("max") or less ("min") of it is better; None: as the task says of it.
       callbacks: what is called while the run trains, in order: each a name of `xformer.train.CALLBACKS` or
         "package.module:Class", or a section of it and its arguments. Read by whoever makes the trainer.
+      init_from: a run's workdir (its best checkpoint) or a checkpoint's folder, whose parameters the run starts from;
+        see `xformer.train.warm_start` for what is taken. The optimizer starts afresh.
+      init_strict: whether nothing of `init_from` may be missing, extra or of another shape.
 
     Raises:
       ValueError: a value out of range; the message names the key.
@@ -54,6 +57,8 @@ class TrainConfig:
     select_metric: str = "accuracy"
     select_mode: Literal["max", "min"] | None = None
     callbacks: tuple[str | Mapping[str, Any], ...] = ()
+    init_from: str | None = None
+    init_strict: bool = False
 
     def __post_init__(self) -> None:
         optional = {"eval_batch_size", "stop_at_step"}
@@ -67,6 +72,8 @@ class TrainConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
+        if self.init_strict and self.init_from is None:
+            raise ValueError("init_strict must be False where init_from is None, got True")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"accumulate must divide batch_size, got {self.accumulate} micro-batches of {self.batch_size} examples"

@@ -40,7 +40,7 @@ class Task(Protocol):
 
 
 class TrainState(NamedTuple):
-    """Everything a step changes: step (int32), parameters, other model variables, optimizer state, callbacks' arrays."""
+    """Everything a step changes: step (int32), parameters, other variables, optimizer state, callbacks' arrays."""
 
     step: jax.Array
     params: Any

@@ -15,7 +15,7 @@ import jax
 import optax
 from flax import nnx
 
-from xformer.train import data_record, parallel
+from xformer.train import data_record, parallel, warm_start
 from xformer.train import workdir as folders
 from xformer.train.callbacks import Callback, Callbacks, Run
 from xformer.train.checkpoint import Checkpoints, barrier, choose
@@ -28,7 +28,7 @@ from xformer.train.metrics import MetricsWriter
 from xformer.train.progress import Progress
 from xformer.train.run_state import Position
 from xformer.train.settings import TrainConfig, check_batch_size, direction
-from xformer.train.step import Task, num_params
+from xformer.train.step import Task, TrainState, num_params
 
 MEMORY = "peak memory is one device's arguments, results and temporaries of the compiled training step"
 PACKAGES = ("xformer-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -75,7 +75,8 @@ class Trainer:
           CallbackFailed: a callback raised an error; the checkpoints are those of before.
           CheckpointError: a checkpoint could not be written.
           WorkdirBusy: another process is using the workdir.
-          WorkdirMismatch: the workdir holds a run of another config, or one begun with other data.
+          WorkdirMismatch: the workdir holds a run of another config, or one begun with other data or elsewhere.
+          WarmStartError: what `init_from` names can't be started from.
           OutOfMemory: a step does not fit the memory of a device.
           ProcessLost: another process of a run over many is gone.
           ValueError: the mesh or the batch doesn't fit the devices, the batch is far larger than the training split, or
@@ -115,11 +116,16 @@ class Trainer:
             engine = self._engine()
             checkpoints = Checkpoints(workdir / "checkpoints")
             state, position, data_state = resume(engine, checkpoints)
+            warm = ""
+            if self.train.init_from is not None and not position.step:
+                state, warm = self._start_from(self.train.init_from, engine, state)
             closing = lambda opened: stack.enter_context(contextlib.closing(opened))
             progress = closing(Progress(self.name, self.train.num_steps, quiet=not main))
             writer = closing(MetricsWriter(workdir, position.step)) if main else None
             feed = stack.enter_context(Feed(engine.train_batches(self.data, self.seed), data_state))
             progress.say(self._start_line(engine, position))
+            if warm:
+                progress.say(warm)
             if position.step:
                 callbacks.load_state(position.callbacks)
             run = Run(self.name, workdir, position.step, self.train.num_steps, self.train.select_metric, mode, main)
@@ -165,6 +171,19 @@ class Trainer:
                 return engine.evaluate(variables, self.data, split, progress.watch(split))
             except jax.errors.JaxRuntimeError as error:
                 raise out_of_memory(error, self.train) from error
+
+    def _start_from(self, path: str, engine: Engine, state: TrainState) -> tuple[TrainState, str]:
+        """The state at step 0 with the parameters of another run, and what to say of it; recorded in the workdir."""
+        source = warm_start.find(path)
+        # Constants and statistics are taken too; random state and plain arrays are the model's own.
+        saved = lambda path, x: isinstance(x, nnx.Variable) and not isinstance(x, nnx.RngState)
+        constants, others = nnx.filter_state(state.rest, saved, ...)
+        params, constants, report = warm_start.apply(source, state.params, constants, strict=self.train.init_strict)
+        if jax.process_index() == 0:
+            warm_start.record(Path(self.workdir), source, report)
+        barrier("warm")
+        rest = nnx.merge_state(constants, others)
+        return engine.started_from(state, params, rest), f"starts from {source.folder}: {report}"
 
     def _explained(
         self, error: Diverged, engine: Engine, checkpoints: Checkpoints, interruption: Interruption
@@ -218,6 +237,7 @@ class Trainer:
             "better": dict(self.task.better),
             "last_step": position.step,
             "stopped_early": position.stopped,
+            "init_from": folders.read_object(Path(self.workdir) / warm_start.FILE),
             "batch_size": self.train.batch_size,
             "batch_size_per_device": self.train.batch_size // engine.layout.batch_shards,
             "tokens_per_step": position.tokens / position.step,

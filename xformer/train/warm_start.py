@@ -93,7 +93,7 @@ class Report:
     extra: list[str] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
-        groups = (
+        groups: tuple[tuple[str, list[str]], ...] = (
             (f"{len(self.taken) + len(self.fitted)} arrays taken", []),
             ("tables of positions fitted", self.fitted),
             ("left freshly drawn, because their shape differs", self.left),
@@ -179,8 +179,8 @@ def fit(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | No
     return None if rule is None else rule(value, shape[-2])
 
 
-def check_recorded(workdir: Path, source: Source) -> None:
-    """Records where a run starts, or compares it with where it started before it was left.
+def record(workdir: Path, source: Source, report: Report) -> None:
+    """Records where a run starts and what it took, or compares it with where it started before it was left.
 
     Raises:
       WorkdirMismatch: it started elsewhere.
@@ -191,4 +191,4 @@ def check_recorded(workdir: Path, source: Source) -> None:
             f"{workdir} started from {recorded.get('checkpoint')}, whose content was another than that of "
             f"{source.folder} now; bring that checkpoint back or choose another workdir"
         )
-    folders.write_json(workdir / FILE, source.record())
+    folders.write_json(workdir / FILE, source.record() | dataclasses.asdict(report))
