@@ -27,7 +27,7 @@ from xformer.attention import (
     Window,
 )
 
-LENGTH, BATCH, HEADS, KV_HEADS, HEAD_DIM = 45, 2, 4, 2, 4
+LENGTH, BATCH, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 45, 2, 4, 2, 4, 6
 NO_POSITION: Mapping[str, Any] = {"none": None}
 POSITION_TERMS: Mapping[str, Any] = NO_POSITION | {
     "shaw": Shaw(max_distance=5, values=True),
@@ -43,7 +43,8 @@ POSITION_TERMS: Mapping[str, Any] = NO_POSITION | {
 class Case:
     """One variant: how it is made, its float64 reference, and what it can't do by definition.
 
-    `reference(op, params, query, key, value, *, offset, mask, bias, segment_ids, scale)` returns the float64 output.
+    `reference(op, params, query, key, value, *, offset, mask, bias, segment_ids, scale, softcap, sinks)` returns the
+    float64 output.
     """
 
     name: str
@@ -51,7 +52,8 @@ class Case:
     reference: Callable[..., np.ndarray]
     positions: Mapping[str, Any] = dataclasses.field(default_factory=lambda: POSITION_TERMS)
     causal: bool = True  # can be causal
-    pairs: bool = True  # relates token pairs: takes bias, segments and masks that differ by query
+    pairs: bool = True  # relates token pairs: takes bias, segments, softcap, sinks and masks that differ by query
+    deep_values: bool = True  # takes values of another depth than keys
     local: bool = True  # depends on positions even without a position term
     appendable: bool = True  # appended padding changes nothing; causal, it never does
     max_len: int = 10**6
@@ -60,7 +62,8 @@ class Case:
 def linformer(**fields):
     name = "-".join(["linformer", *(str(value) for value in fields.values())])
     return Case(name, Linformer(rank=6, max_len=48, **fields), references.linformer, NO_POSITION, causal=False,
-                pairs=False, local=False, max_len=48)  # fmt: skip
+                pairs=False, local=False, max_len=48,
+                deep_values=(fields.get("sharing"), fields["projection"]) != ("key_value", "conv"))  # fmt: skip
 
 
 CASES = (
@@ -158,12 +161,15 @@ def reaching(row, length):
     return with_fields(row, position=dataclasses.replace(position, max_len=length))
 
 
-def inputs(*, q_len=LENGTH, kv_len=None, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, seed=0):
+def inputs(
+    *, q_len=LENGTH, kv_len=None, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, value_dim=None, seed=0
+):
     """Float32 query, key and value with entries of size 1."""
     rng = np.random.default_rng(seed)
     kv_len = q_len if kv_len is None else kv_len
     shapes = {"query": (q_len, heads), "key": (kv_len, kv_heads), "value": (kv_len, kv_heads)}
-    return {name: rng.normal(size=(batch, *s, head_dim)).astype(np.float32) for name, s in shapes.items()}
+    depths = {"query": head_dim, "key": head_dim, "value": value_dim or head_dim}
+    return {name: rng.normal(size=(batch, *s, depths[name])).astype(np.float32) for name, s in shapes.items()}
 
 
 def padding(lengths, kv_len):
@@ -172,16 +178,22 @@ def padding(lengths, kv_len):
 
 
 def everything(row, *, seed=0, q_len=LENGTH, batch=BATCH):
-    """A call with every argument that the row takes: grouped heads, mask, bias, segments, scale; one hidden row."""
+    """A call with every argument that the row takes; one row sees nothing.
+
+    Grouped heads, values deeper than keys, a mask, a bias, segments, a scale for each head, a softcap, sinks.
+    """
     rng = np.random.default_rng(seed + 100)
-    call = inputs(seed=seed, q_len=q_len, batch=batch) | {"scale": 0.7}
+    value_dim = VALUE_DIM if row.case.deep_values else HEAD_DIM
+    call = inputs(seed=seed, q_len=q_len, batch=batch, value_dim=value_dim)
+    call["scale"] = rng.uniform(0.4, 1.0, HEADS).astype(np.float32)
     if not row.case.pairs:
         return call | {"mask": rng.random((batch, 1, 1, q_len)) < 0.7}
     mask = rng.random((batch, HEADS, q_len, q_len)) < 0.8
     mask[0, :, q_len // 2] = False
     segments = np.sort(rng.integers(0, 2, (batch, q_len))).astype(np.int32)
     bias = rng.normal(size=(batch, HEADS, q_len, q_len)).astype(np.float32)
-    return call | {"mask": mask, "bias": bias, "segment_ids": segments}
+    sinks = rng.normal(size=HEADS).astype(np.float32)
+    return call | {"mask": mask, "bias": bias, "segment_ids": segments, "softcap": 1.5, "sinks": sinks}
 
 
 def parameters(op, call, seed=0):
@@ -194,7 +206,7 @@ def parameters(op, call, seed=0):
 def shape_of(call):
     """The `Shape` of a call."""
     (batch, q_len, heads, dim), (_, kv_len, kv_heads, _) = call["query"].shape, call["key"].shape
-    return Shape(batch, q_len, kv_len, heads, dim, kv_heads)
+    return Shape(batch, q_len, kv_len, heads, dim, kv_heads, call["value"].shape[-1])
 
 
 def attend(op, params, call, **options):
@@ -202,7 +214,7 @@ def attend(op, params, call, **options):
     return op(**call, **({"params": params} if params else {}), **options)
 
 
-FLOATS = ("query", "key", "value", "bias")
+FLOATS = ("query", "key", "value", "bias", "scale", "sinks")
 
 
 def forward(op, params, call, options=()):
@@ -240,7 +252,7 @@ def _forward_and_gradients(op, params, call, options, cotangent):
 
 def expected(row, params, call, offset=0):
     """The reference's float64 output. An array offset is one an example."""
-    options = {name: call.get(name) for name in ("mask", "bias", "segment_ids", "scale")}
+    options = {name: call.get(name) for name in ("mask", "bias", "segment_ids", "scale", "softcap", "sinks")}
     arrays = call["query"], call["key"], call["value"]
     if np.ndim(offset) == 0:
         return row.case.reference(row.op, params, *arrays, offset=int(offset), **options)
@@ -285,7 +297,8 @@ def check_gradients(row, params, call, cotangent, gradients, tolerance=3e-5, off
 
 def random_cotangent(call, seed=3):
     """Float32, shaped like the output."""
-    return np.random.default_rng(seed).normal(size=call["query"].shape).astype(np.float32)
+    shape = (*call["query"].shape[:-1], call["value"].shape[-1])
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def drawn(examples):

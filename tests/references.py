@@ -31,11 +31,17 @@ def attend(
     bias=None,
     segment_ids=None,
     scale=None,
+    softcap=None,
+    sinks=None,
     relative_keys=None,
     relative_values=None,
     added=None,
+    with_lse=False,
 ):
     """softmax(scale * (q k + q a^K) + added + bias) (v + a^V) over the visible pairs; zero where nothing is visible.
+
+    With a softcap c the scaled product s is c tanh(s / c) (Gemma 2, section 2). A head's sink is one more logit in the
+    softmax, without a value. `with_lse` also returns the log-sum-exp `[*batch, q_len, heads]`, the sink included.
 
     Vaswani et al. 2017, eq. 1, with the relative vectors of Shaw et al. 2018, eq. 3-4. `visible` is broadcastable to
     `[*batch, heads, q_len, kv_len]`, relative vectors are `[heads or 1, q_len, kv_len, head_dim]`, `added` is
@@ -48,7 +54,9 @@ def attend(
     if relative_keys is not None:
         per_head = np.broadcast_to(relative_keys, (heads, *relative_keys.shape[1:]))
         scores = scores + np.einsum("...qhd,hqkd->...hqk", query, per_head)
-    scores = scores * (1 / math.sqrt(head_dim) if scale is None else scale)
+    scores = scores * (1 / math.sqrt(head_dim) if scale is None else wide(scale)[..., None, None])
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
     scores = scores + (0 if added is None else added) + (0 if bias is None else wide(bias))
     seen = np.broadcast_to(visible, scores.shape)
     if mask is not None:
@@ -57,14 +65,20 @@ def attend(
         q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
         seen = seen & (np.asarray(q_ids)[..., None, :, None] == np.asarray(k_ids)[..., None, None, :])
     top = np.max(np.where(seen, scores.real, -np.inf), axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = wide(sinks)[:, None, None]
+        top = np.maximum(top, sinks.real)
     top = np.where(np.isfinite(top), top, 0)
     weights = np.where(seen, np.exp(np.where(seen, scores, top) - top), 0)
-    total = weights.sum(axis=-1, keepdims=True)
+    total = weights.sum(axis=-1, keepdims=True) + (0 if sinks is None else np.exp(sinks - top))
     weights = weights / np.where(total == 0, 1, total)
     out = np.einsum("...hqk,...khd->...qhd", weights, value)
     if relative_values is not None:
         per_head = np.broadcast_to(relative_values, (heads, *relative_values.shape[1:]))
         out = out + np.einsum("...hqk,hqkd->...qhd", weights, per_head)
+    if with_lse:
+        lse = np.where(total == 0, -np.inf, top + np.log(np.where(total == 0, 1, total)))
+        return out, np.swapaxes(lse[..., 0], -1, -2)
     return out
 
 

@@ -124,7 +124,7 @@ def test_what_needs_too_much_memory_or_time_is_recorded_and_not_run(tmp_path, ca
         ("--out=a.txt", "--out: got 'a.txt', takes a file that ends in .json"),
         ("--extra=nowhere.py", "--extra: got 'nowhere.py', takes a Python file"),
         ("--lenght=3", "--lenght: no such flag"),
-        ("--config.seed=3", "experiments.bench takes no config"),
+        ("--config.seed=3", "bench takes no config"),
     ],
 )
 def test_a_wrong_flag_is_one_line(flag, says, capsys):

@@ -120,8 +120,8 @@ def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
 class FakeTrainer:
     """Writes a result without training, or raises."""
 
-    def __init__(self, folder, seed, error=None):
-        self.folder, self.seed, self.error = folder, seed, error
+    def __init__(self, folder, seed, error, task, data):
+        self.folder, self.seed, self.error, self.task, self.data = folder, seed, error, task, data
 
     def fit(self):
         if self.error is not None:
@@ -138,7 +138,7 @@ def errors(monkeypatch):
 
     def trainer(self, workdir, data_dir=None, progress=None):
         variant = self.name.removeprefix("tiny-")
-        return FakeTrainer(workdir, self.seed, found.get((variant, self.seed)))
+        return FakeTrainer(workdir, self.seed, found.get((variant, self.seed)), self.task, self.task.open(data_dir))
 
     monkeypatch.setattr(experiments.Experiment, "trainer", trainer)
     return found

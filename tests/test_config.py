@@ -13,7 +13,7 @@ from xformer.config import ConfigError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 VARIANTS = ("full", "window", "linformer", "bigbird", "shaw", "music", "t5", "alibi", "rotary")
-EXPERIMENTS = ("listops", "lra_listops", "imdb", "documents", "demo")
+EXPERIMENTS = ("listops", "lra_listops", "imdb", "documents", "demo", "retrieval", "tagging")
 COMPARISONS = ("compare_demo", "compare_imdb", "compare_listops", "compare_lra_listops")
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.extend import core
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -41,6 +42,19 @@ def test_elementwise_work_costs_nothing():
         return jnp.median(x) + jax.scipy.special.logsumexp(x)
 
     assert count(fn, X, jax.random.key(0)) == Cost(flops=0, bytes=8 * 8 * 4 + 8 + 4)
+
+
+def test_primitives_that_a_jax_release_adds():
+    """Elementwise ones need no entry; what changes shapes is named until it has one."""
+    new = core.Primitive("one_minus_cube")
+    new.def_abstract_eval(lambda x: x)
+    assert count(new.bind, X).uncounted == ()
+    folded = core.Primitive("fold_columns")
+    folded.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape[:1], x.dtype))
+    (name,) = count(folded.bind, X).uncounted
+    assert name.startswith("fold_columns")
+    (name,) = count(lambda x: jnp.linalg.cholesky(x, symmetrize_input=False), X).uncounted
+    assert name.startswith("cholesky")
 
 
 def test_a_scan_costs_what_the_unrolled_loop_costs():

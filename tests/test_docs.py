@@ -93,7 +93,9 @@ def data_dir(tmp_path_factory):
 @pytest.fixture
 def project(tmp_path, data_dir, monkeypatch):
     """A user's folder, with documents of two classes."""
-    rows = [{"text": f"{'good' if i % 2 else 'bad'} text number {i}", "label": "ab"[i % 2]} for i in range(60)]
+    rows = [
+        {"text": f"{'good' if i % 2 else 'bad'} text number {i}", "label": "ab"[i % 2], "price": i} for i in range(60)
+    ]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     fit = xformer.fit

@@ -31,10 +31,10 @@ def test_every_module_imports_with_the_base_install():
     modules = sorted(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in (ROOT / "xformer").rglob("*.py")
-        if path.name != "torch_peers.py"  # PyTorch is no dependency
+        if path.name != "torch_contenders.py"  # PyTorch is no dependency
     )
-    # A TFDS builder is a subclass: nothing imports the module before data is prepared.
-    modules.remove("xformer.tasks.builders")
+    # TFDS builders are subclasses: nothing imports their modules before data is prepared.
+    modules = [name for name in modules if not name.endswith("builders") and not name.endswith("_builder")]
     assert len(modules) > 80
     code, _, err = base_install(f"import importlib\nfor name in {modules}: importlib.import_module(name)")
     assert code == 0, err
@@ -46,9 +46,7 @@ SMALL = ("--config.task.num_train=64", "--config.task.num_validation=8", "--conf
 
 def test_inspect_works_with_the_base_install(tmp_path):
     code, out, err = base_install(COMMAND, "inspect", "--config=demo:bigbird", f"--data_dir={tmp_path}")
-    assert "FLOPs of a training step" in out
-    if code:  # where a picture is drawn too
-        assert err.splitlines() == ["error: matplotlib is not installed; get it with pip install 'xformer-jax[report]'"]
+    assert code == 0 and "FLOPs of a training step" in out, err
 
 
 @pytest.mark.parametrize(

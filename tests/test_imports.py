@@ -33,7 +33,9 @@ MAY_IMPORT = {
     "xformer.experiment": {
         "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.sections",
     },
-    "xformer.config_help": {"xformer.attention", "xformer.schema", "xformer.sections", "xformer.tasks"},
+    "xformer.config_help": {
+        "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections", "xformer.tasks",
+    },
     "xformer.config": {
         "xformer.experiment", "xformer.presets", "xformer.schema", "xformer.sections", "xformer.shipped",
     },

@@ -89,7 +89,7 @@ def test_remat_counts_what_it_computes_again():
 def test_every_layer_of_a_scan_has_its_own_random_blocks():
     op = BigBird(block_size=1, num_random_blocks=2, num_global_blocks=0)
     model = make_model(op, num_layers=3, scan_layers=True, num_heads=1)
-    layers = unstack_blocks(model.blocks, 3, op)
+    layers = unstack_blocks(model.stacked_blocks, 3, op)
     assert [block.attention.attention_fn.op.layer for block in layers] == [0, 1, 2]
     inputs, _ = make_batch(length=16, real=(16, 16))
     same = make_model(op, num_layers=3, num_heads=1)

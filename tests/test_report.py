@@ -272,3 +272,28 @@ def test_equal_results_make_equal_pictures(tmp_path):
     first = (tmp_path / "quality.png").read_bytes()
     report.write(tmp_path)
     assert (tmp_path / "quality.png").read_bytes() == first
+
+
+def test_the_metric_that_runs_select_by_is_compared_and_its_baseline_shown(tmp_path):
+    better = {"r2": "max", "mean_absolute_error": "min", "loss": "min"}
+    scores = {"test": {"r2": 0.1, "loss": 1.0}, "validation": {"r2": 0.05}}
+    baseline = {"name": "answers the mean of the training split", "scores": scores}
+    test = {"r2": 0.5, "loss": 0.6, "examples": 10}
+    own = {"select_metric": "r2", "better": better, "baseline": baseline, "info": {}}
+    report_fake.make(tmp_path, test=test, eval={"r2": 0.5}, **own)
+    for seed in range(3):
+        report_fake.edit(tmp_path, "bigbird", seed, test={"r2": 0.04, "loss": 0.9, "examples": 10})
+    written = report.write(tmp_path)
+    assert "test r2" in written.table and "0.0400 ± 0.0000 [3 at chance]" in written.table
+    page = written.html.read_text()
+    assert "A guesser that answers the mean of the training split gives 0.1000." in page and "trivial guess" in page
+    assert "test r2 is not clearly above a guesser that answers the mean of the training split" in page
+    assert "commonest class" not in page
+
+
+def test_an_accuracy_without_class_shares_has_the_baseline_of_its_task(tmp_path):
+    baseline = {"name": "answers the commonest class of the training split at each token", "scores": {}}
+    baseline["scores"] = {"test": {"accuracy": 0.9}, "validation": {"accuracy": 0.9}}
+    report_fake.make(tmp_path, info={}, baseline=baseline)
+    page = report.write(tmp_path).html.read_text()
+    assert "gives 90.0 %" in page and "Every run ended at chance level" in page

@@ -201,7 +201,7 @@ def test_wrong_options_are_named(options, named):
 def labels_of(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return [(text, label) for _, text, label in reading.read(path, "text", "label")]
+    return [(document.text, document.label) for document in reading.read(path, "text", "label")]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -245,7 +245,7 @@ def test_folders_take_any_case_and_say_what_they_leave_out(tmp_path, caplog):
 
 def test_folder_labels_are_stripped_and_printable(tmp_path):
     path = folder_of(tmp_path / "f", ["pos/a.txt", "pos /b.txt"])
-    assert [label for *_, label in reading.read(path, "", "")] == ["pos", "pos"]
+    assert [document.label for document in reading.read(path, "", "")] == ["pos", "pos"]
     for name in (" ", "a\x07", os.fsdecode(b"caf\xe9")):
         path = folder_of(tmp_path / repr(name), [f"{name}/a.txt"])
         with pytest.raises(ValueError, match="folder must be a label") as error:
@@ -257,7 +257,7 @@ def test_links_are_followed_and_circles_refused(tmp_path):
     elsewhere = folder_of(tmp_path / "elsewhere", ["deep/a.txt"])
     path = folder_of(tmp_path / "f", ["neg/b.txt"])
     (path / "pos").symlink_to(elsewhere)
-    assert [label for *_, label in reading.read(path, "", "")] == ["neg", "pos"]
+    assert [document.label for document in reading.read(path, "", "")] == ["neg", "pos"]
     (elsewhere / "deep" / "up").symlink_to(elsewhere)
     with pytest.raises(ValueError, match="is a link to a folder that it lies in"):
         reading.read(path, "", "")

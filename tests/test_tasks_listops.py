@@ -117,8 +117,8 @@ def test_arguments_and_digits_are_uniform():
 def test_same_data_whatever_the_number_of_workers():
     task = ListOps("listops_128", num_train=700, num_validation=50, num_test=50)
     one, three = task.generate(num_workers=1), task.generate(num_workers=3)
-    for split in task.sizes:
-        assert len(one[split]) == task.sizes[split]
+    for split in task.split_sizes:
+        assert len(one[split]) == task.split_sizes[split]
         for field in dataclasses.fields(one[split]):
             np.testing.assert_array_equal(getattr(one[split], field.name), getattr(three[split], field.name))
     # The data of a published run must not change under the name it has.

@@ -138,14 +138,17 @@ def test_metrics_are_sums_over_real_examples():
     log_sum = np.log(np.exp([2.0, 1.0]) + 2)
     expected = (log_sum[0] - 2) + log_sum[1] + 0.5 * (log_sum[1] - 1)
     assert set(metrics) == {"loss", "accuracy"}
-    assert all(part.dtype == jnp.float32 for pair in metrics.values() for part in pair)
-    np.testing.assert_allclose(metrics["loss"][0], expected, rtol=1e-6)
-    np.testing.assert_allclose(metrics["accuracy"][0], 1.5)
-    assert metrics["loss"][1] == metrics["accuracy"][1] == 2.5
+    assert all(part.dtype == jnp.float32 and part.shape == (4,) for pair in metrics.values() for part in pair)
+    sums = {
+        name: (float((values * weights).sum()), float(weights.sum())) for name, (values, weights) in metrics.items()
+    }
+    np.testing.assert_allclose(sums["loss"], (expected, 2.5), rtol=1e-6)
+    np.testing.assert_allclose(sums["accuracy"], (1.5, 2.5))
+    assert task.finish(sums) == pytest.approx({"loss": expected / 2.5, "accuracy": 0.6})
 
     def mean_loss(logits):
-        value, weight = task.metrics(logits, batch)["loss"]
-        return value / weight
+        values, weights = task.metrics(logits, batch)["loss"]
+        return (values * weights).sum() / weights.sum()
 
     gradient = jax.grad(mean_loss)(logits)
     assert jnp.isfinite(gradient).all() and not gradient[3].any()
@@ -165,11 +168,11 @@ def test_a_target_that_is_no_class_is_refused_or_nan(wrong):
     logits = jnp.zeros((2, 3))
     with pytest.raises(ValueError, match=f"targets must be from 0 to 2, got {wrong}"):
         task.metrics(logits, batch)
-    for value, _ in jax.jit(task.metrics)(logits, batch).values():
-        assert np.isnan(value)
+    for values, _ in jax.jit(task.metrics)(logits, batch).values():
+        assert np.isnan(values).tolist() == [False, True]
     filler = batch | {"weights": jnp.array([1.0, 0.0])}
-    for value, _ in (jax.jit(task.metrics)(logits, filler) | task.metrics(logits, filler)).values():
-        assert np.isfinite(value)
+    for values, _ in (jax.jit(task.metrics)(logits, filler) | task.metrics(logits, filler)).values():
+        assert np.isfinite(values).all()
 
 
 def test_targets_that_are_no_integers_are_refused():

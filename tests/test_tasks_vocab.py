@@ -74,7 +74,13 @@ def test_preprocessing_cuts_pads_and_masks():
 
 @pytest.mark.parametrize(
     ("texts", "message"),
-    [("abc", "list of strings"), ([1], "list of strings"), (["a", ""], "text 1 of 2 is empty")],
+    [
+        ("abc", "list of strings"),
+        ([1], "list of strings"),
+        (iter(["a"]), "list of strings"),
+        (["\ud800"], "list of strings"),
+        (["a", ""], "text 1 of 2 is empty"),
+    ],
 )
 def test_preprocessing_refuses_what_is_no_list_of_texts(texts, message):
     with pytest.raises(ValueError, match=message):

@@ -102,7 +102,7 @@ def test_clipping_is_by_global_norm_and_first():
         ({"name": "adagrad"}, "name: got 'adagrad', allowed are adamw, adam, sgd, lion"),
         ({"schedule": "linear"}, "schedule must be one of constant, cosine, rsqrt, got 'linear'"),
         ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
-        ({"warmup_steps": -1}, "warmup_steps must be at least 0 and below"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0"),
         ({"clip_norm": 0.0}, "clip_norm must be positive or None, got 0.0"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
         ({"b1": 1.0}, "b1 must be at least 0 and below 1, got 1.0"),

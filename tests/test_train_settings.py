@@ -14,11 +14,11 @@ from xformer.train import workdir as folders
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_steps": 0}, "num_steps must be a positive 32-bit integer, got 0"),
-        ({"batch_size": True}, "batch_size must be a positive 32-bit integer, got True"),
-        ({"log_every": 2.0}, "log_every must be a positive 32-bit integer, got 2.0"),
-        ({"eval_batch_size": 0}, "eval_batch_size must be a positive 32-bit integer, got 0"),
-        ({"stop_at_step": -5}, "stop_at_step must be a positive 32-bit integer, got -5"),
+        ({"num_steps": 0}, "num_steps must be an integer of at least 1, got 0"),
+        ({"batch_size": True}, "batch_size must be an integer of at least 1, got True"),
+        ({"log_every": 2.0}, "log_every must be an integer of at least 1, got 2.0"),
+        ({"eval_batch_size": 0}, "eval_batch_size must be an integer of at least 1, got 0"),
+        ({"stop_at_step": -5}, "stop_at_step must be an integer of at least 1, got -5"),
         ({"parallel": "pjit"}, "parallel must be one of jit, pmap, got 'pjit'"),
         ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, got 'float16'"),
         ({"select_mode": "best"}, "select_mode must be one of max, min, None, got 'best'"),

@@ -62,10 +62,16 @@ class FakeTask:
         poisoned = jnp.any(batch["inputs"] == self.poison, axis=1)
         losses = losses * jnp.where(poisoned, jnp.inf, 1.0)
         correct = jnp.argmax(outputs, axis=1) == batch["targets"]
-        return {
-            "loss": (jnp.sum(losses * weights), weights.sum()),
-            "accuracy": (jnp.sum(correct * weights), weights.sum()),
-        }
+        return {"loss": (losses, weights), "accuracy": (correct, weights)}
+
+    def finish(self, sums: Any) -> dict[str, float]:
+        return {name: total / weight for name, (total, weight) in sums.items()}
+
+    def records(self, outputs: jax.Array, batch: Any) -> dict[str, jax.Array]:
+        return {"targets": batch["targets"], "predictions": jnp.argmax(outputs, axis=1)}
+
+    def baseline(self, data: Any) -> dict[str, Any]:
+        return {"name": "answers 0", "scores": {"test": {"accuracy": float(np.mean(data.arrays("test")[1] == 0))}}}
 
 
 class FakeBatches:

@@ -133,7 +133,9 @@ def override(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
     for item in overrides:
         dotted, equals, value = item.partition("=")
         if not equals or not all(dotted.split(".")):
-            raise ConfigError(f"--config.{dotted}: got {item!r}, takes --config.key=value")
+            raise ConfigError(
+                f"--config.{schema.show(dotted)[1:-1]}: got {schema.show(item)}, takes --config.key=value"
+            )
         *parents, last = dotted.split(".")
         section = result
         for depth, key in enumerate(parents):

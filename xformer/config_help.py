@@ -8,8 +8,9 @@ from typing import Any
 
 from xformer import lookup, schema
 from xformer.attention import ATTENTIONS, POSITIONS
+from xformer.models import MODELS
 from xformer.schema import REQUIRED, Parameter
-from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, takes_of
+from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, ops, takes_of
 from xformer.tasks import TASKS
 
 BY_LENGTH = "chosen for the length of the inputs"
@@ -21,16 +22,21 @@ def experiment_help(config: Mapping[str, Any]) -> str:
 
     Its columns: the dotted key, its value here, its default, and what it takes.
     """
-    attention, task = config["attention"], config["task"]
-    term = attention["position"]["name"]
-    op = ATTENTIONS[attention["name"]]
-    rows = [
-        _row("name", config, Parameter(str)),
-        _row("seed", config, Parameter(int, 0)),
-        _named("attention", attention, ATTENTIONS),
-        *_rows("attention", attention, op, ("position", *ATTENTION_ELSEWHERE), by_length=True),
-        _named("attention.position", attention["position"], POSITIONS),
-        *_rows("attention.position", attention["position"], POSITIONS[term], by_length=True),
+    model, task = config["model"], config["task"]
+    rows = [_row("name", config, Parameter(str)), _row("seed", config, Parameter(int, 0))]
+    for path, op in ops(config["attention"]).items():  # one, or those of a stack
+        position = op["position"]
+        rows += [
+            _named(path, op, ATTENTIONS),
+            *_rows(path, op, ATTENTIONS[op["name"]], ("position", *ATTENTION_ELSEWHERE), by_length=True),
+            _named(f"{path}.position", position, POSITIONS),
+            *_rows(f"{path}.position", position, POSITIONS[position["name"]], by_length=True),
+        ]
+    model_class = MODELS[model["name"]]
+    given = tuple(key for key in schema.parameters(model_class) if key not in model)  # by the data or by other sections
+    rows += [
+        _named("model", model, MODELS),
+        *_rows("model", model, model_class, given),
         _named("task", task, TASKS),
         *_rows("task", task, TASKS[task["name"]]),
     ]

@@ -56,9 +56,9 @@ def count(fn: Callable[..., Any], *args: Any) -> Cost:
     branch of a `cond`, recomputation under `jax.checkpoint` and unused results as written; a complex multiply-add is
     four real ones. A Pallas kernel counts what its `cost_estimate` says. A convolution multiplies its padding too, as
     it is executed, but not the holes of a dilated input, so a transposed convolution costs what the plain one does.
-    Elementwise arithmetic, whose arrays all have one
-    shape, is not counted, by definition. What can't be counted (a `while` whose trip count depends on
-    data, a kernel without an estimate, a foreign call, a matrix decomposition) is named in `uncounted`, never guessed.
+    Elementwise arithmetic, whose results have the shape that its operands broadcast to, is not counted, by definition.
+    What can't be counted (a `while` whose trip count depends on data, a kernel without an estimate, a foreign call, a
+    matrix decomposition) is named in `uncounted`, never guessed.
 
     Args:
       fn: any function of arrays (pytrees of arrays) that JAX can trace. Other values belong in a closure.
@@ -193,10 +193,17 @@ def _same_signature(eqn: core.JaxprEqn, body: core.Jaxpr) -> bool:
 
 
 def _is_elementwise(eqn: core.JaxprEqn) -> bool:
-    """Whether all arrays have one shape, scalars apart, and no function is applied to them: then no product sums."""
-    shapes = {getattr(var.aval, "shape", None) for var in (*eqn.invars, *eqn.outvars)}
-    inside = next(_subjaxprs(eqn.params.values()), None)
-    return inside is None and None not in shapes and len(shapes - {()}) <= 1 and "target_name" not in eqn.params
+    """Whether every result has the shape that the operands broadcast to, and no function is applied."""
+    given: list[Any]
+    made: list[Any]
+    given, made = ([getattr(var.aval, "shape", None) for var in side] for side in (eqn.invars, eqn.outvars))
+    if None in given or None in made or "target_name" in eqn.params:
+        return False
+    try:
+        shape = np.broadcast_shapes(*given)
+    except ValueError:
+        return False
+    return all(out == shape for out in made) and next(_subjaxprs(eqn.params.values()), None) is None
 
 
 def _types(variables: Any) -> list[tuple[Any, Any]]:

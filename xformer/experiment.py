@@ -17,14 +17,13 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer import attention, schema, sections, tasks
-from xformer.models import EncoderClassifier
+from xformer.models import MODELS
 from xformer.schema import ConfigError
 from xformer.train import TrainConfig, Trainer, optimizers
 from xformer.train.parallel import make_layout
-from xformer.train.settings import check_batch_size, direction
+from xformer.train.settings import check_batch_size, selection
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-ASSUMED_SIZES = {"vocab_size": 256, "num_classes": 10}  # where there is no data yet to tell
 MAX_TOKENS = 2**31  # of a batch: more can't be numbered by the int32 indices that JAX uses
 
 
@@ -40,7 +39,8 @@ class Experiment:
 
     Attributes:
       config: the complete checked config; building from it again gives an equal experiment.
-      model_args: the arguments of the model that neither the data nor `attention` decide.
+      model: the class of the model.
+      model_args: its arguments that neither the data nor `attention` decide.
     """
 
     name: str
@@ -50,18 +50,25 @@ class Experiment:
     optimizer: optax.GradientTransformation
     schedule: Callable[[int], Any]
     train: TrainConfig
+    model: Callable[..., nnx.Module]
     model_args: Mapping[str, Any]
     config: ConfigDict
 
-    def model_fn(self, *, vocab_size: int, num_classes: int, max_len: int) -> Callable[[nnx.Rngs], nnx.Module]:
-        """The function that makes the freshly initialised model for data of these sizes."""
+    def model_fn(self, **sizes: Any) -> Callable[[nnx.Rngs], nnx.Module]:
+        """The function that makes the freshly initialised model for data of these sizes.
 
-        def make(rngs: nnx.Rngs) -> nnx.Module:
-            dtype = DTYPES[self.train.dtype]
-            elsewhere = {"attention": self.attention, "dtype": dtype, "rngs": rngs}
-            return EncoderClassifier(vocab_size, num_classes, max_len, **elsewhere, **self.model_args)
+        The model gets the sizes that its constructor names.
 
-        return make
+        Raises:
+          ConfigError: it needs one more.
+        """
+        takes = schema.parameters(self.model)
+        given = {**sizes, "attention": self.attention, "dtype": DTYPES[self.train.dtype]}
+        needed = [name for name, parameter in takes.items() if parameter.default is schema.REQUIRED]
+        others = {"rngs", "attention", *self.model_args}
+        sections.check_sizes(self.config, [name for name in needed if name not in others], sizes)
+        chosen = {name: value for name, value in given.items() if name in takes}
+        return lambda rngs: self.model(**chosen, **self.model_args, rngs=rngs)
 
     def trainer(
         self, workdir: str | Path, data_dir: str | Path | None = None, progress: Callable[[str], None] | None = None
@@ -77,9 +84,8 @@ class Experiment:
         data = self.task.open(data_dir)
         check = lambda: check_batch_size(self.train, data.num_examples("train"))
         sections.construct("train", self.config.to_dict(), check)
-        sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
         return Trainer(
-            model_fn=self.model_fn(**sizes),
+            model_fn=self.model_fn(**self.task.sizes(data.preprocess)),
             data=data,
             task=self.task,
             optimizer=self.optimizer,
@@ -91,6 +97,7 @@ class Experiment:
             attention=self.config.attention.name,
             config=as_json(self.config),
             callbacks=sections.make_callbacks(self.config.to_dict()),
+            complete=complete,
         )
 
 
@@ -111,6 +118,14 @@ def as_json(config: Mapping | ConfigDict) -> dict[str, Any]:
     return plain(config)
 
 
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's `config.json` with the defaults of keys that are newer; as it is where it can't be built any more."""
+    try:
+        return as_json(build(config).config)
+    except ConfigError:
+        return dict(config)
+
+
 def build(config: Mapping | ConfigDict) -> Experiment:
     """Checks a config, fills in its defaults and builds the experiment; nothing is computed.
 
@@ -122,13 +137,15 @@ def build(config: Mapping | ConfigDict) -> Experiment:
     """
     checked = sections.check_keys(config)
     task = sections.construct("task", checked, lambda: tasks.build(checked["task"]))
-    num_positions = EncoderClassifier.num_positions(task.length, checked["model"]["pooling"])
-    op = sections.construct("attention", checked, lambda: attention.build(checked["attention"], num_positions))
-    checked["attention"] = sections.complete(checked["attention"], op)
-    # The metric's own direction, so that the config of a run says it.
-    select = lambda: direction(TrainConfig(**checked["train"]), task.better)
-    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)])
-    checked["train"]["select_mode"] = sections.construct("train", checked, select)
+    checked["model"] = sections.complete_model(checked, task.sizes())
+    model, model_args = MODELS[checked["model"]["name"]], {**checked["model"]}
+    del model_args["name"]
+    num_positions = _num_positions(model, task.length, model_args)
+    op, checked["attention"] = sections.build_attention(checked, num_positions)
+    # The metric and its own direction, so that the config of a run says them.
+    select = lambda: selection(TrainConfig(**checked["train"]), task.better)
+    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)] | None)
+    checked["train"]["select_metric"], checked["train"]["select_mode"] = sections.construct("train", checked, select)
     experiment = Experiment(
         name=checked["name"],
         seed=checked["seed"],
@@ -136,7 +153,8 @@ def build(config: Mapping | ConfigDict) -> Experiment:
         task=task,
         train=sections.construct("train", checked, lambda: TrainConfig(**checked["train"])),
         **_optimizer(checked),
-        model_args=checked["model"],
+        model=model,
+        model_args=model_args,
         config=as_config(checked),
     )
     sections.make_callbacks(checked)  # those of a run are made by its trainer
@@ -147,6 +165,14 @@ def build(config: Mapping | ConfigDict) -> Experiment:
             _CHECKED.pop(next(iter(_CHECKED)))
         _CHECKED[content] = None
     return experiment
+
+
+def _num_positions(model: type, max_len: int, model_args: Mapping[str, Any]) -> int:
+    """The positions that attention sees: those of the input, unless the model says otherwise by `num_positions`."""
+    count = getattr(model, "num_positions", None)
+    if count is None:
+        return max_len
+    return count(max_len, **{key: model_args[key] for key in schema.parameters(count) if key in model_args})
 
 
 def _as_text(checked: Mapping[str, Any]) -> str:
@@ -165,7 +191,9 @@ def check_devices(experiment: Experiment) -> None:
     """Raises ConfigError if the mesh does not fit this machine's devices, or the batch, heads or length the mesh."""
     config = experiment.config
     layout = sections.construct("train", config.to_dict(), lambda: make_layout(experiment.train))
-    cuts = (("tensor", "model.num_heads", config.model.num_heads), ("sequence", "task.max_len", experiment.task.length))
+    cuts = [("sequence", "task.max_len", experiment.task.length)]
+    if "num_heads" in config.model:
+        cuts += [("tensor", "model.num_heads", config.model.num_heads)]
     for axis, key, size in cuts:
         shards = layout.mesh.shape[axis]
         if size % shards:
@@ -198,8 +226,14 @@ def _check_together(experiment: Experiment, num_positions: int) -> None:
     for remark in getattr(experiment.attention, "remarks", lambda _: ())(num_positions):
         _warn(f"attention: {remark}")
     outputs = sections.construct("model", config, lambda: trace(experiment))
-    batch = {"targets": jax.ShapeDtypeStruct((1,), jnp.int32), "weights": jax.ShapeDtypeStruct((1,), jnp.float32)}
-    jax.eval_shape(experiment.task.metrics, outputs, batch)
+    try:
+        jax.eval_shape(experiment.task.metrics, outputs, experiment.task.example_batch(1))
+    except (TypeError, ValueError) as error:
+        shapes = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(outputs))
+        raise ConfigError(
+            f"model.name: got {config['model']['name']!r}, whose outputs {shapes} do not fit task "
+            f"{config['task']['name']}: {' '.join(str(error).split())}"
+        ) from error
 
 
 @functools.cache  # a comparison checks the same keys many times
@@ -208,20 +242,25 @@ def _warn(message: str) -> None:
 
 
 def trace(experiment: Experiment) -> Any:
-    """The logits, shapes instead of arrays, of one example's training-mode forward pass at the task's length."""
-    length = experiment.task.length
-    sizes = ASSUMED_SIZES | {"max_len": length}
+    """The outputs, shapes instead of arrays, of one example's training-mode forward pass at the task's length.
+
+    Raises:
+      ConfigError: the model does not read what the task gives.
+      ValueError, NotImplementedError: as the model's constructor and call do.
+    """
+    task = experiment.task
+    sizes, batch = task.sizes(), task.example_batch(1)
+    sections.check_call(experiment.config, jax.eval_shape(task.inputs, batch))
     model = nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0)))
-    if experiment.model_args["scan_layers"]:
-        # Scanned layers run one program: two of them are refused what all are, without the plans of all.
-        args = {**experiment.model_args, "num_layers": min(experiment.model_args["num_layers"], 2)}
-        few = dataclasses.replace(experiment, model_args=args)
-        model = nnx.eval_shape(lambda: few.model_fn(**sizes)(nnx.Rngs(0)))
+    if experiment.model_args.get("scan_layers"):
+        # Scanned layers run one program: two of each entry are refused what all are, without the plans of all.
+        few = 2 * len(attention.entries(experiment.attention))
+        args = {**experiment.model_args, "num_layers": min(experiment.model_args["num_layers"], few)}
+        model = nnx.eval_shape(lambda: dataclasses.replace(experiment, model_args=args).model_fn(**sizes)(nnx.Rngs(0)))
     graph, state = nnx.split(model)
 
-    def forward(state: Any, inputs: jax.Array, rng: jax.Array) -> jax.Array:
-        rngs = nnx.Rngs(dropout=rng)
-        return nnx.merge(graph, state)(inputs, inputs > 0, deterministic=False, rngs=rngs)
+    def forward(state: Any, batch: Any, rng: jax.Array) -> Any:
+        model: Any = nnx.merge(graph, state)
+        return model(**experiment.task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=rng))
 
-    inputs = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    return jax.eval_shape(forward, state, inputs, jax.eval_shape(lambda: jax.random.key(0)))
+    return jax.eval_shape(forward, state, batch, jax.eval_shape(lambda: jax.random.key(0)))

@@ -47,7 +47,7 @@ def fit(
     built = experiment.build(files.override(plain, _as_text(overrides)))
     experiment.check_devices(built)
     if (workdir / "config.json").is_file():  # another run's folder is refused before data is made
-        folders.changed(workdir, experiment.as_json(built.config))
+        folders.changed(workdir, experiment.as_json(built.config), experiment.complete)
     return built.trainer(workdir, data_dir, progress=_say).fit()
 
 

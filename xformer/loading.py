@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,13 @@ from ml_collections import ConfigDict
 
 from xformer import experiment, tasks
 from xformer.checks import check_integer
-from xformer.train import DataChanged, checkpoint, data_record
+from xformer.tasks import predictions
+from xformer.tasks.dataset import Text
+from xformer.tasks.predictions import AnyPredictions
+from xformer.train import DataChanged, data_record, restoring
 from xformer.train import workdir as folders
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Predictions:
-    """What a model says of some texts; `labels, probabilities = run.predict(texts)` works too.
-
-    Attributes:
-      labels: the name of the likeliest class of each text.
-      probabilities: float32 `[texts, classes]`; each row sums to 1.
-      truncated: bool `[texts]`, True where the model saw the beginning of a text only.
-    """
-
-    labels: list[str]
-    probabilities: np.ndarray
-    truncated: np.ndarray
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.labels, self.probabilities))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +29,12 @@ class Loaded:
     """A trained model with its preprocessing.
 
     Attributes:
-      model: the trained NNX module; `model(inputs, mask)` gives logits.
+      model: the trained NNX module; `model(**preprocess(texts))` gives its outputs, such as logits.
       preprocess: texts -> `{"inputs": int32 [texts, max_len], "mask": bool [texts, max_len]}`, as in training.
-      class_names: in the order of the logits.
+      class_names: of classes or labels, in the order of the outputs.
       step: training steps that the parameters have seen.
       config: the complete config of the run.
+      family: the kind of target, which decides what `predict` gives.
     """
 
     model: nnx.Module
@@ -56,40 +42,57 @@ class Loaded:
     class_names: list[str]
     step: int
     config: ConfigDict
+    family: tasks.Family
 
-    def predict(self, texts: Sequence[str], batch_size: int = 32) -> Predictions:
-        """Labels and probabilities of texts, `batch_size` at a time, each padded to `max_len` as in training.
+    def predict(
+        self,
+        texts: Sequence[Text],
+        batch_size: int = 32,
+        *,
+        threshold: float | Mapping[str, float] | None = None,
+    ) -> AnyPredictions:
+        """What the model says of texts, `batch_size` at a time, each padded to `max_len` as in training.
 
         Texts longer than `max_len` tokens are cut; the result says which, and a warning how many.
 
+        Args:
+          texts: strings; pairs of strings where the model compares two documents.
+          threshold: the probability from which on a label is given, one for all (0.5 by default) or by label; for
+            models with several labels a text.
+
+        Returns:
+          `Predictions`, `LabelPredictions`, `NumberPredictions` or `TokenPredictions`, as the task has classes, labels,
+          numbers or a class a token.
+
         Raises:
-          ValueError: not a list of strings, an empty text, one that the vocabulary can't read, or a batch size below 1.
+          ValueError: not a list of strings (or pairs), an empty text, one that the vocabulary can't read, a wrong
+            threshold, or a batch size below 1.
         """
         check_integer("batch_size", batch_size)
         features, truncated = self.preprocess.encode(texts)
-        if not len(texts):
-            return Predictions([], np.zeros((0, len(self.class_names)), np.float32), truncated)
         if truncated.any():
             logger.warning(
                 "%d of %d texts are longer than max_len %d tokens and were cut; the first is text %d",
                 truncated.sum(), len(texts), self.preprocess.max_len, truncated.argmax(),
             )  # fmt: skip
         rows = []
-        for start in range(0, len(texts), batch_size):
+        # Without texts a row of padding serves, for the shape of the outputs.
+        count = max(len(texts), 1)
+        features = {name: np.pad(array, ((0, count - len(array)), (0, 0))) for name, array in features.items()}
+        for start in range(0, count, batch_size):
             chunk = {name: array[start : start + batch_size] for name, array in features.items()}
-            missing = batch_size - len(chunk["inputs"]) if len(texts) > batch_size else 0  # one shape, one compilation
+            size = len(chunk["inputs"])
+            missing = batch_size - size if count > batch_size else 0  # one shape, one compilation
             padded = {name: np.pad(array, ((0, missing), (0, 0))) for name, array in chunk.items()}
-            batch = _probabilities(self.model, padded["inputs"], padded["mask"])
-            rows.append(np.asarray(batch)[: len(chunk["inputs"])])
-        probabilities = np.concatenate(rows)
-        return Predictions(
-            [self.class_names[index] for index in probabilities.argmax(axis=1)], probabilities, truncated
-        )
+            rows.append(np.asarray(_predict(self.model, self.family, padded))[:size])
+        values = np.concatenate(rows)[: len(texts)]
+        mask = features["mask"][: len(texts)]
+        return predictions.present(self.family, values, mask, truncated, self.preprocess, threshold)
 
 
-@nnx.jit
-def _probabilities(model: Any, inputs: Any, mask: Any) -> jax.Array:
-    return jax.nn.softmax(model(inputs, mask, deterministic=True), axis=-1)
+@nnx.jit(static_argnums=1)
+def _predict(model: Any, family: tasks.Family, features: Mapping[str, Any]) -> jax.Array:
+    return family.predict(model(**features, deterministic=True))
 
 
 def load(workdir: str | Path, which: str = "best") -> Loaded:
@@ -115,14 +118,10 @@ def load(workdir: str | Path, which: str = "best") -> Loaded:
         raise FileNotFoundError(f"{workdir} holds a comparison; load one of its runs, {workdir / 'runs'}/VARIANT-SEED")
     built = experiment.build(config)
     preprocess = _preprocessing(workdir)
-    make = built.model_fn(
-        vocab_size=preprocess.vocabulary.size,
-        num_classes=len(preprocess.class_names),
-        max_len=preprocess.max_len,
-    )
+    make = built.model_fn(**built.task.sizes(preprocess))
     model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))  # no arrays yet: all come from the checkpoint
-    step = checkpoint.restore_model(workdir, model, which)
-    return Loaded(model, preprocess, list(preprocess.class_names), step, built.config)
+    step = restoring.restore_model(workdir, model, which)
+    return Loaded(model, preprocess, list(preprocess.class_names), step, built.config, built.task.family)
 
 
 def _preprocessing(workdir: Path) -> tasks.Preprocessing:

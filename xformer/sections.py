@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from xformer import attention, config_errors, lookup, schema, tasks
-from xformer.models import EncoderClassifier
-from xformer.schema import ConfigError, Parameter
+from xformer.attention.registry import STACK
+from xformer.models import MODELS
+from xformer.schema import ConfigError, Parameter, Text
 from xformer.train import CALLBACKS, Callback, TrainConfig, callbacks, optimizers
 
 SECTIONS = ("attention", "model", "task", "optimizer", "train")
 ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
+MODEL_ELSEWHERE = ("attention", "dtype", "param_dtype", "rngs")  # and the sizes that the data gives
 CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
-    "model": (
-        EncoderClassifier,
-        ("vocab_size", "num_classes", "max_len", "attention", "dtype", "param_dtype", "rngs"),
-    ),
     "optimizer": (optimizers.build, ("num_steps",)),
     "train": (TrainConfig, ()),
 }
 # The keys of the optimizer section that an optimizer from outside leaves to us.
 OPTIMIZER_SHARED = ("name", "learning_rate", "schedule", "warmup_steps", "end_factor", "clip_norm")
+MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # `*arguments` and `**keywords`
 # What the model is given and other keys decide, by the name that its messages use.
 MODEL_GIVEN = {
     "attention": "attention",
@@ -39,7 +39,8 @@ MODEL_GIVEN = {
 def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     """Checks the name, type and choices of every key, section by section, and fills in the defaults.
 
-    The attention section is left without what it does not set: that depends on the length of the inputs.
+    The attention section is left without what it does not set: that depends on the length of the inputs. So is the
+    model section: the sizes that the task gives are no keys of it.
     """
     given = config.to_dict() if isinstance(config, ConfigDict) else schema.as_mapping("config", config)
     if "variants" in given:
@@ -50,16 +51,10 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     schema.check_name("name", checked["name"])
     if not 0 <= checked["seed"] < 2**32:
         raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
-    positions = {"position": attention.POSITIONS}
-    checked["attention"] = schema.check_named(
-        "attention",
-        checked["attention"],
-        attention.ATTENTIONS,
-        exclude=ATTENTION_ELSEWHERE,
-        nested=positions,
-        fill=False,
-    )
+    checked["attention"] = _check_attention(checked["attention"])
     checked["task"] = schema.check_named("task", checked["task"], tasks.TASKS)
+    model = {"name": "classifier", **schema.as_mapping("model", checked["model"])}
+    checked["model"] = schema.check_named("model", model, MODELS, exclude=MODEL_ELSEWHERE, fill=False)
     for section in CONSTRUCTORS:
         keys = schema.as_mapping(section, checked[section])
         takes = takes_of(section, keys)
@@ -91,9 +86,46 @@ def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
     return shared | dict(own[1:])
 
 
-def complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, Any]:
-    """The attention section with every argument of the op and its position, as they were chosen for the length."""
+def _check_attention(section: Any) -> dict[str, Any]:
+    """An op's section, or that of a stack: `{"name": "layers", "layers": (sections of ops)}`."""
+    given = schema.as_mapping("attention", section)
+    name = given.get("name")
+    if (name.literal() if isinstance(name, Text) else name) != STACK:
+        table = attention.ATTENTIONS
+        return _check_op("attention", given, lookup.Table({**table, STACK: None}, table.kind))
+    takes = {"name": Parameter(str), STACK: Parameter(tuple[Any, ...])}
+    stack = schema.check_keys("attention", given, takes, f"attention {STACK!r}")
+    if not stack[STACK]:
+        raise ConfigError(f"attention.{STACK}: got (), takes at least one attention section")
+    ops = (_check_op(f"attention.{STACK}[{i}]", op, attention.ATTENTIONS) for i, op in enumerate(stack[STACK]))
+    return {"name": STACK, STACK: tuple(ops)}
 
+
+def _check_op(path: str, section: Any, table: Mapping[str, Callable | None]) -> dict[str, Any]:
+    positions = {"position": attention.POSITIONS}
+    return schema.check_named(path, section, table, exclude=ATTENTION_ELSEWHERE, nested=positions, fill=False)
+
+
+def ops(section: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The section of each op that an attention section holds, by its dotted path: one, or those of a stack."""
+    if section["name"] != STACK:
+        return {"attention": section}
+    return {f"attention.{STACK}[{i}]": op for i, op in enumerate(section[STACK])}
+
+
+def build_attention(config: Mapping[str, Any], num_positions: int) -> tuple[attention.Attention, dict[str, Any]]:
+    """The op for so many positions, and the attention section with every argument that was chosen for them."""
+    built = {
+        path: construct(path, config, functools.partial(attention.build, section, num_positions), keys=section)
+        for path, section in ops(config["attention"]).items()
+    }
+    complete = {path: _complete(section, built[path]) for path, section in ops(config["attention"]).items()}
+    if config["attention"]["name"] != STACK:
+        return built["attention"], complete["attention"]
+    return attention.Layers(tuple(built.values())), {"name": STACK, STACK: tuple(complete.values())}
+
+
+def _complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, Any]:
     def arguments(value: Any, exclude: Sequence[str] = ()) -> dict[str, Any]:
         takes = schema.parameters(type(value), exclude)
         chosen = {key: getattr(value, key) for key in takes}
@@ -105,32 +137,83 @@ def complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, A
     return {"name": section["name"], "position": position, **arguments(op, ("position", *ATTENTION_ELSEWHERE))}
 
 
+def complete_model(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The model section with every key but the sizes, which the data gives.
+
+    Raises:
+      ConfigError: a key that the data decides, or one that is missing in the section or among the sizes.
+    """
+    given = dict(config["model"])
+    name = given.pop("name")
+    takes = schema.parameters(MODELS[name], exclude=MODEL_ELSEWHERE)
+    for key in given.keys() & sizes.keys():
+        raise ConfigError(f"model.{key}: got {schema.show(given[key])}, but the data of the task decides it")
+    keys = {key: parameter for key, parameter in takes.items() if key not in sizes}
+    missing = [key for key, parameter in keys.items() if parameter.default is schema.REQUIRED and key not in given]
+    check_sizes(config, [key for key in schema.positional(MODELS[name]) if key in missing], sizes)
+    return {"name": name, **schema.check_keys("model", given, keys, f"model {name!r}")}
+
+
+def check_sizes(config: Mapping[str, Any], needed: Sequence[str], sizes: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the data gives no such size."""
+    for key in needed:
+        if key not in sizes:
+            raise ConfigError(
+                f"model.name: {config['model']['name']} needs {key}, task {config['task']['name']} gives "
+                f"{', '.join(sizes)}"
+            )
+
+
+def check_call(config: Mapping[str, Any], inputs: Collection[str]) -> None:
+    """Raises ConfigError unless the model is called with what the task gives, arguments of these names."""
+    name, task = config["model"]["name"], config["task"]["name"]
+    _, *takes = inspect.signature(MODELS[name].__call__).parameters.values()  # self comes first
+    for parameter in takes:
+        needed = parameter.default is parameter.empty and parameter.kind not in MANY
+        if needed and parameter.name not in inputs:
+            raise ConfigError(f"model.name: {name} reads {parameter.name}, task {task} gives {', '.join(inputs)}")
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes):
+        return
+    for key in inputs:
+        if key not in [parameter.name for parameter in takes]:
+            raise ConfigError(f"model.name: {name} does not read {key}, which task {task} gives")
+
+
 def owners(config: Mapping[str, Any]) -> dict[Any, str]:
     """The classes that a config names, and the section of each."""
-    op = config["attention"]
-    named = {
-        attention.ATTENTIONS[op["name"]]: "attention",
-        attention.POSITIONS[op["position"]["name"]]: "attention.position",
+    named: dict[Any, str] = {}
+    for path, op in ops(config["attention"]).items():
+        named.setdefault(attention.ATTENTIONS[op["name"]], path)
+        named.setdefault(attention.POSITIONS[op["position"]["name"]], f"{path}.position")
+    named |= {
         tasks.TASKS[config["task"]["name"]]: "task",
-        EncoderClassifier: "model",
+        MODELS[config["model"]["name"]]: "model",
         TrainConfig: "train",
     }
     return {cls: section for cls, section in named.items() if cls is not None}
 
 
-def construct(section: str, config: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-    """`make()`, where what it refuses is a wrong config: its own section first, and for the model the others too."""
-    name = config[section].get("name")
+def construct(
+    section: str, config: Mapping[str, Any], make: Callable[[], Any], *, keys: Mapping[str, Any] | None = None
+) -> Any:
+    """`make()`, where what it refuses is a wrong config: its own section first, and for the model the others too.
+
+    `keys` are those of `section`, where it is a part of one.
+    """
+    known: dict[str, Any] = {section: config[section] if keys is None else keys}
+    name = known[section].get("name")
     if lookup.is_dotted(name):
         make = functools.partial(_from_outside, f"{section}.name: {name}", make)
-    keys = {section: config[section]}
-    if section == "attention" or section == "model":
-        keys |= {"attention": config["attention"], "attention.position": config["attention"]["position"]}
+    if section == "model" or section.startswith("attention"):
+        for path, op in ops(config["attention"]).items():
+            if section in ("model", path):
+                known |= {path: op, f"{path}.position": op["position"]}
     if section == "model":
-        keys |= {other: config[other] for other in ("task", "train")}
+        known |= {other: config[other] for other in ("task", "train")}
     names = {cls.__name__: own for cls, own in owners(config).items()}
-    elsewhere = MODEL_GIVEN if section == "model" else {}
-    return config_errors.construct(section, make, keys=keys, owners=names, elsewhere=elsewhere)
+    own = [key for key, value in config["model"].items() if value is not None]
+    elsewhere = {key: path for key, path in MODEL_GIVEN.items() if section == "model" and key not in own}
+    return config_errors.construct(section, make, keys=known, owners=names, elsewhere=elsewhere)
 
 
 def make_callbacks(config: Mapping[str, Any]) -> tuple[tuple[str, Callback], ...]:

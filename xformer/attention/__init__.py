@@ -6,9 +6,12 @@
 
 from xformer.attention.bigbird import BigBird
 from xformer.attention.cost import Cost
+from xformer.attention.dot_product_attention import dot_product_attention
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
+from xformer.attention.layers import Layers, entries
 from xformer.attention.linformer import Linformer
+from xformer.attention.merge_parts import merge_parts
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
 from xformer.attention.registry import ATTENTIONS, build
 from xformer.attention.shape import Shape
@@ -24,6 +27,7 @@ __all__ = [
     "BigBird",
     "Cost",
     "Full",
+    "Layers",
     "Linformer",
     "MusicRelative",
     "Options",
@@ -34,4 +38,7 @@ __all__ = [
     "T5Bias",
     "Window",
     "build",
+    "dot_product_attention",
+    "entries",
+    "merge_parts",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -48,6 +49,7 @@ class BigBird(PatternAttention):
       layer: which layer's random blocks.
     """
 
+    REFUSES: ClassVar[Mapping[str, str]] = {"positions": "its blocks are of tokens in order"}
     PLAN_FIELDS: ClassVar[tuple[str, ...]] = ("seed", "layer")
 
     block_size: int = 64

@@ -17,6 +17,7 @@ from xformer.checks import is_integer
 
 Array = jax.Array
 MAX_POSITION = 2**30  # positions and their differences are 32-bit integers
+MAX_GIVEN = 2**29  # of positions that are given: there are negative ones too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +25,17 @@ class Call:
     """One call with a single batch axis; every array that may broadcast has all its axes.
 
     Attributes:
-      query: `[batch, q_len, num_heads, head_dim]`; key, value: `[batch, kv_len, num_kv_heads, head_dim]`.
+      query: `[batch, q_len, num_heads, head_dim]`; key: `[batch, kv_len, num_kv_heads, head_dim]`; value: likewise, of
+        any depth.
       bias: `[batch or 1, num_heads or 1, q_len or 1, kv_len or 1]` or None; mask: bool of such a shape or None.
       q_segments, kv_segments: int `[batch or 1, length]` or None.
       query_offset: None where it was not given; an int; an int32 array `[]` or `[batch]`.
+      q_positions, kv_positions: int32 `[batch or 1, length]` where positions were given, else None.
+      position_range: the least and the largest of them, if they are known when tracing, else None.
       scale: where it is a number; 1.0 where it is an array.
       head_scale: where it is an array, `[1]` or `[num_heads]`, float32 (float64 for float64 queries); None otherwise.
+      softcap: a number above 0, or None.
+      sinks: `[num_heads]`, float32 (float64 for float64 queries), or None.
       dropout_rate: 0.0 when deterministic.
       plan: the plan that the caller gave, or None.
       out_dtype, batch_shape: what `restore` gives back.
@@ -45,8 +51,13 @@ class Call:
     q_segments: Array | None
     kv_segments: Array | None
     query_offset: int | Array | None
+    q_positions: Array | None
+    kv_positions: Array | None
+    position_range: tuple[int, int] | None
     scale: float
     head_scale: Array | None
+    softcap: float | None
+    sinks: Array | None
     dropout_rng: Array | None
     dropout_rate: float
     broadcast_dropout: bool
@@ -102,7 +113,8 @@ def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
         bias = _with_all_axes(jnp.asarray(bias), pair_shape, "bias")
     scale, head_scale = _scale(options.scale, query)
     flat = lambda x: x.reshape(math.prod(batch_shape), *x.shape[len(batch_shape) :])
-    q_segments, kv_segments = _segments(options.segment_ids, batch_shape, q_len, kv_len)
+    q_segments, kv_segments = _of_tokens("segment_ids", options.segment_ids, batch_shape, q_len, kv_len)
+    q_positions, kv_positions, position_range = _positions(options, batch_shape, q_len, kv_len)
     dropout_rate = 0.0 if options.deterministic else options.dropout_rate
     if not 0.0 <= dropout_rate < 1.0:
         raise ValueError(f"dropout_rate must be in [0, 1), got {dropout_rate}")
@@ -117,8 +129,13 @@ def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
         q_segments=q_segments,
         kv_segments=kv_segments,
         query_offset=_offset(options.query_offset, batch_shape),
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        position_range=position_range,
         scale=scale,
         head_scale=head_scale,
+        softcap=_softcap(options.softcap),
+        sinks=_sinks(options.sinks, query),
         dropout_rng=options.dropout_rng if dropout_rate else None,
         dropout_rate=float(dropout_rate),
         broadcast_dropout=options.broadcast_dropout,
@@ -133,11 +150,11 @@ def _check_shapes(query: Array, key: Array, value: Array) -> None:
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim < 3 or key.ndim != query.ndim or value.ndim != query.ndim:
         raise ValueError(f"query, key and value must be [*batch, length, heads, head_dim] of equal rank, got {shapes}")
-    if key.shape != value.shape:
-        raise ValueError(f"key and value must have one shape, got {shapes}")
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"key and value must agree in all axes but the last, the depth, got {shapes}")
     if query.shape[:-3] != key.shape[:-3] or query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query and key must agree in batch axes and head_dim, got {shapes}")
-    if 0 in query.shape or 0 in key.shape:
+    if 0 in query.shape or 0 in key.shape or 0 in value.shape:
         raise ValueError(f"attention needs at least one token, head, dimension and example, got {shapes}")
     if query.shape[-2] % key.shape[-2]:
         raise ValueError(f"the number of query heads must be a multiple of the number of key heads, got {shapes}")
@@ -154,6 +171,25 @@ def _scale(scale: Any, query: Array) -> tuple[float, Array | None]:
         given = f"shape {jnp.shape(scale)}" if hasattr(scale, "dtype") else repr(scale)
         raise ValueError(f"scale must be a number or an array [] or [num_heads] = [{num_heads}], got {given}")
     return 1.0, jnp.asarray(scale, compute_dtype(query.dtype)).reshape(-1)
+
+
+def _softcap(softcap: Any) -> float | None:
+    if softcap is None:
+        return None
+    # The comparison is False for NaN too.
+    if isinstance(softcap, bool) or not isinstance(softcap, numbers.Real) or not 0 < float(softcap) < math.inf:
+        raise ValueError(f"softcap must be a finite number above 0, or None, got {softcap!r}")
+    return float(softcap)
+
+
+def _sinks(sinks: Any, query: Array) -> Array | None:
+    if sinks is None:
+        return None
+    num_heads, dtype = query.shape[-2], getattr(sinks, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or jnp.shape(sinks) != (num_heads,):
+        given = repr(sinks) if dtype is None else f"{dtype} {list(jnp.shape(sinks))}"
+        raise ValueError(f"sinks must be a floating point array [num_heads] = [{num_heads}], got {given}")
+    return jnp.asarray(sinks, jnp.promote_types(query.dtype, jnp.float32))
 
 
 def _with_all_axes(x: Array, shape: tuple[int, ...], name: str) -> Array:
@@ -173,14 +209,45 @@ def _one_batch_axis(x: Array, batch_shape: tuple[int, ...]) -> Array:
     return x.reshape(math.prod(batch_shape), *rest)
 
 
-def _segments(segment_ids: Any, batch_shape: tuple[int, ...], q_len: int, kv_len: int) -> Any:
-    if segment_ids is None:
+def _positions(options: Options, batch_shape: tuple[int, ...], q_len: int, kv_len: int) -> Any:
+    """(of the queries, of the keys, the least and largest of both or None)."""
+    positions = options.positions
+    if positions is None:
+        return None, None, None
+    for name in ("query_offset", "plan"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"positions say where every token stands: give them without {name}")
+    known: list[tuple[int, int]] = []
+    pair = positions if isinstance(positions, tuple) else (positions, positions)
+    for x in pair:
+        if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.integer):
+            raise ValueError(f"positions must be int arrays [*batch, length], got {getattr(x, 'dtype', repr(x))}")
+        if not isinstance(x, jax.core.Tracer) and x.size and getattr(x, "is_fully_addressable", True):
+            known.append((int(x.min()), int(x.max())))
+    for end in (min(least for least, _ in known), max(most for _, most in known)) if known else ():
+        if abs(end) >= MAX_GIVEN:
+            raise ValueError(f"positions must be below {MAX_GIVEN:,} in size, got {end:,}")
+
+    def within(x: Any) -> Array:
+        if x.dtype.itemsize > 2:  # as for offsets
+            ends = (0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -MAX_GIVEN), MAX_GIVEN
+            x = x.clip(*(np.asarray(end, x.dtype) for end in ends))
+        return jnp.asarray(x, jnp.int32)
+
+    own = _of_tokens("positions", tuple(within(x) for x in pair), batch_shape, q_len, kv_len)
+    ends = (min(x for x, _ in known), max(x for _, x in known)) if len(known) == 2 else None
+    return *own, ends
+
+
+def _of_tokens(name: str, arrays: Any, batch_shape: tuple[int, ...], q_len: int, kv_len: int) -> Any:
+    """The arrays of the queries and of the keys, `[batch or 1, length]`; None where they were not given."""
+    if arrays is None:
         return None, None
-    pair = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    pair = arrays if isinstance(arrays, tuple) else (arrays, arrays)
     if len(pair) != 2:
-        raise ValueError(f"segment_ids must be an array or a tuple (of queries, of keys), got {len(pair)} entries")
+        raise ValueError(f"{name} must be an array or a tuple (of queries, of keys), got {len(pair)} entries")
     out = []
-    for ids, length, name in zip(pair, (q_len, kv_len), ("query", "key"), strict=True):
+    for ids, length, side in zip(pair, (q_len, kv_len), ("query", "key"), strict=True):
         ids = jnp.asarray(ids)
         wide = ids.reshape((1,) * (len(batch_shape) + 1 - ids.ndim) + ids.shape)
         want = (*batch_shape, length)
@@ -189,7 +256,7 @@ def _segments(segment_ids: Any, batch_shape: tuple[int, ...], q_len: int, kv_len
             or wide.shape[-1] != length
             or any(have not in (1, size) for have, size in zip(wide.shape, want, strict=True))
         ):
-            raise ValueError(f"segment_ids of the {name} must be [*batch, length] = {want}, got {ids.shape}")
+            raise ValueError(f"{name} of the {side} must be [*batch, length] = {want}, got {ids.shape}")
         out.append(_one_batch_axis(wide, batch_shape))
     return tuple(out)
 

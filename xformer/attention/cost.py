@@ -38,5 +38,5 @@ class Cost:
 def call_cost(shape: Shape, flops: int, params: Any) -> Cost:
     """The cost of a call with the bytes of its arguments and result, in float32, and the number of parameters."""
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    tokens = 2 * shape.q_len * shape.num_heads + 2 * shape.kv_len * shape.kv_heads
-    return Cost(flops, 4 * (shape.batch * tokens * shape.head_dim + num_params), num_params)
+    tokens = shape.batch * (shape.q_len * shape.num_heads + shape.kv_len * shape.kv_heads)
+    return Cost(flops, 4 * (tokens * (shape.head_dim + shape.value_depth) + num_params), num_params)

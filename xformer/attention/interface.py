@@ -84,6 +84,27 @@ class Attention(AttentionCallable):
         attend = functools.partial(by_example, op.attend)
         return call.restore(mesh_axes.automatic(attend, call, op.with_constants(options.params or {}, call)))
 
+    def attend_with_lse(self, query: Array, key: Array, value: Array, options: Options) -> tuple[Array, Array]:
+        """The output of a call and the log-sum-exp of its scores, both differentiable; see `merge_parts`.
+
+        Args:
+          query, key, value: as in a call.
+          options: the other arguments of the call.
+
+        Returns:
+          The output, and `[*batch, q_len, num_heads]` in float32 (float64 for float64 queries): the logarithm of the
+          sum of exp(score) over the keys that a query attends to, and of exp(sink) where there are sinks; -inf where
+          that is nothing.
+
+        Raises:
+          NotImplementedError: the op has no token pairs, or `implementation` is a kernel, none of which gives it.
+        """
+        op, call = self._prepare(query, key, value, options)
+        attend = functools.partial(by_example, op.attend_lse)
+        params = op.with_constants(options.params or {}, call)
+        out, lse = mesh_axes.automatic(attend, call, params, with_lse=True)
+        return call.restore(out), lse.reshape(*call.batch_shape, *lse.shape[1:])
+
     def attention_weights(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         """The weight of every pair before dropout, in O(q_len x kv_len) memory whatever the op: to look at.
 
@@ -92,7 +113,8 @@ class Attention(AttentionCallable):
           options: the other arguments of the call.
 
         Returns:
-          `[*batch, num_heads, q_len, kv_len]` in the output's dtype; rows sum to 1, or to 0 where nothing is attended.
+          `[*batch, num_heads, q_len, kv_len]` in the output's dtype; rows sum to 1, to 0 where nothing is attended, and
+          to less than 1 where there are sinks.
 
         Raises:
           NotImplementedError: the op has no token pairs.
@@ -109,8 +131,12 @@ class Attention(AttentionCallable):
         return op, normalize(query, key, value, options)
 
     def attend(self, call: Call, params: Params) -> Array:
-        """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, head_dim]`."""
+        """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, value depth]`."""
         raise NotImplementedError
+
+    def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
+        """`attend` in the dtype of the computation, and the log-sum-exp `[batch, q_len, num_heads]`."""
+        raise NotImplementedError(f"{self._name} mixes the length dimension: there are no pairs to sum over")
 
     def weights(self, call: Call, params: Params) -> Array:
         """The weight of every pair `[batch, num_heads, q_len, kv_len]`, computed densely: to look at, not to train."""
@@ -118,8 +144,7 @@ class Attention(AttentionCallable):
 
     def check_params(self, params: Params, call: Call) -> None:
         """Raises ValueError unless `params` is what `init` gives for such a call."""
-        (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
-        want = _param_shapes(self, Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2]))
+        want = _param_shapes(self, _shape_of(call))
         params = {name: value for name, value in params.items() if name != CONSTANTS}
         have = {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
         if have != want:
@@ -155,17 +180,39 @@ class Attention(AttentionCallable):
         """The params of a call with the op's constants, drawn from its seed where they are missing."""
         if CONSTANTS in params or type(self).constants is Attention.constants:
             return params
-        (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
-        shape = Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2])
-        drawn = self.constants(jax.random.key(getattr(self, "seed", 0)), shape)
+        drawn = self.constants(jax.random.key(getattr(self, "seed", 0)), _shape_of(call))
         return {**params, CONSTANTS: drawn} if drawn else params
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:
-        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`; None where there are none."""
+        """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`.
+
+        None where there are none, or where they depend on data; see `pattern_of`.
+        """
         raise NotImplementedError
 
+    def pattern_of(
+        self,
+        query: Array,
+        key: Array,
+        *,
+        mask: Array | None = None,
+        is_causal: bool = False,
+        segment_ids: Array | tuple[Array, Array] | None = None,
+    ) -> Array:
+        """Which pairs the variant considers for given inputs, before the mask and the segments hide any.
+
+        Arguments are those of a call. Returns bool `[*batch, num_heads or 1, q_len, kv_len]`.
+
+        Raises:
+          NotImplementedError: the op has no token pairs.
+        """
+        raise NotImplementedError(f"{self._name} mixes the length dimension: there are no pairs")
+
     def cost(self, shape: Shape) -> Cost:
-        """What a plain forward call of this shape costs, as the implementation executes it."""
+        """What a plain forward call of this shape costs, as the implementation executes it.
+
+        Variants that take `positions` have a keyword of that name: what a call costs in which they are given.
+        """
         raise NotImplementedError
 
     def remarks(self, num_positions: int) -> tuple[str, ...]:
@@ -174,6 +221,13 @@ class Attention(AttentionCallable):
         Empty where there is nothing to remark. Not an error: a caller may print it, as the check of a config does.
         """
         return ()
+
+    def lookback(self) -> int | None:
+        """How many keys before its own a query sees at most, where nothing but distances counts: what decoding keeps.
+
+        None where there is no such number: every earlier key, or its position, may count.
+        """
+        return None
 
     def at_layer(self, index: int) -> Attention:
         """This op for layer number `index` of a model; the same op unless layers must differ."""
@@ -192,13 +246,18 @@ class Attention(AttentionCallable):
         return None
 
 
+def _shape_of(call: Call) -> Shape:
+    (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
+    return Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2], call.value.shape[3])
+
+
 @functools.lru_cache(maxsize=512)
 def _param_shapes(op: Attention, shape: Shape) -> dict[str, tuple[int, ...]]:
     params = jax.eval_shape(lambda: op.init(jax.random.key(0), shape))
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
 
 
-def by_example(attend: Callable[[Call, Params], Array], call: Call, params: Params) -> Array:
+def by_example(attend: Callable[[Call, Params], Any], call: Call, params: Params) -> Any:
     """`attend(call, params)`, mapped over the batch where every example has its own query offset."""
     if not isinstance(call.query_offset, jax.Array) or not call.query_offset.ndim:
         return attend(call, params)
@@ -211,11 +270,12 @@ def by_example(attend: Callable[[Call, Params], Array], call: Call, params: Para
     # What all examples share has its gradient summed over them, in the dtype that it has here.
     arrays = {name: exact(x) if axes[name] is None else x for name, x in arrays.items()}
 
-    def one(index: Any, arrays: dict[str, Any]) -> Array:
+    def one(index: Any, arrays: dict[str, Any]) -> Any:
         rng = call.dropout_rng
         if rng is not None and not call.broadcast_dropout:
             rng = jax.random.fold_in(rng, index)
         arrays = {name: x if axes[name] is None or name == "query_offset" else x[None] for name, x in arrays.items()}
-        return attend(dataclasses.replace(call, dropout_rng=rng, **arrays), params)[0]
+        out = attend(dataclasses.replace(call, dropout_rng=rng, **arrays), params)
+        return jax.tree.map(lambda x: x[0], out)
 
     return jax.vmap(one, in_axes=(0, axes))(jnp.arange(call.batch), arrays)

@@ -36,7 +36,7 @@ class Linformer(Attention):
 
     Parameters, with `heads` = num_kv_heads without sharing and 1 otherwise: `key` and `value`, or just `shared` with
     `sharing="key_value"`; float32 `[heads, rank, max_len]` (learned; a shorter input uses its first columns) or
-    `[heads, window, head_dim, head_dim]` (conv; in, out). "mean" has none.
+    `[heads, window, head_dim, head_dim]` (conv; in, out; that of values has their depth). "mean" has none.
 
     Attributes:
       rank: slots, k of the paper.
@@ -48,7 +48,9 @@ class Linformer(Attention):
         as its stride (section 4, "general projections").
     """
 
-    REFUSES: ClassVar[Mapping[str, str]] = dict.fromkeys(("bias", "segment_ids", "plan"), NO_PAIRS)
+    REFUSES: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("bias", "segment_ids", "positions", "softcap", "sinks", "plan"), NO_PAIRS
+    )
 
     rank: int = 256
     max_len: int = 1024
@@ -90,15 +92,23 @@ class Linformer(Attention):
         if self.projection == "mean":
             return {}
         heads = shape.kv_heads if self.sharing == "none" else 1
-        if self.projection == "learned":
-            size: tuple[int, ...] = (heads, self.rank, self.max_len)
-            fan_in = self.max_len
-        else:
-            size = (heads, self.window, shape.head_dim, shape.head_dim)
-            fan_in = self.window * shape.head_dim
-        names = ("shared",) if self.sharing == "key_value" else ("key", "value")
-        rngs = jax.random.split(rng, len(names))
-        return {name: fan_in**-0.5 * jax.random.normal(rng, size) for name, rng in zip(names, rngs, strict=True)}
+        depths = {"key": shape.head_dim, "value": shape.value_depth}
+        if self.sharing == "key_value":
+            if self.projection == "conv" and shape.value_depth != shape.head_dim:
+                raise NotImplementedError(
+                    'Linformer(sharing="key_value", projection="conv") cannot honour values of depth '
+                    f"{shape.value_depth} beside keys of depth {shape.head_dim}: one kernel projects both"
+                )
+            depths = {"shared": shape.head_dim}
+
+        def draw(rng: Array, depth: int) -> Array:
+            if self.projection == "learned":
+                return self.max_len**-0.5 * jax.random.normal(rng, (heads, self.rank, self.max_len))
+            fan_in = self.window * depth
+            return fan_in**-0.5 * jax.random.normal(rng, (heads, self.window, depth, depth))
+
+        rngs = jax.random.split(rng, len(depths))
+        return {name: draw(rng, depth) for rng, (name, depth) in zip(rngs, depths.items(), strict=True)}
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> None:
         return None
@@ -168,14 +178,14 @@ class Linformer(Attention):
     def cost(self, shape: Shape) -> Cost:
         if shape.kv_len > self.max_len:
             raise ValueError(f"Linformer(max_len={self.max_len}) takes at most that many keys, got {shape.kv_len}")
-        slots, products = self.rank, 0
+        slots, products, depths = self.rank, 0, (shape.head_dim, shape.value_depth)
         if self.projection == "learned":
-            products = shape.kv_len * self.rank
+            products = shape.kv_len * self.rank * sum(depths)
         else:
             slots = ceil_div(shape.kv_len, self.window)
             if self.projection == "conv":
-                products = slots * self.window * shape.head_dim
-        flops = 2 * 2 * shape.batch * shape.kv_heads * products * shape.head_dim
+                products = slots * self.window * sum(depth**2 for depth in depths)
+        flops = 2 * shape.batch * shape.kv_heads * products
         inner = Full(implementation=self.implementation).cost(dataclasses.replace(shape, kv_len=slots))
         params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
         return call_cost(shape, flops + inner.flops, params)

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention import kernels, layer_plans
-from xformer.attention.call import Call
+from xformer.attention.call import Call, normalize
 from xformer.attention.cost import Cost, call_cost
 from xformer.attention.dtypes import exact
 from xformer.attention.engine import dense as dense_engine
-from xformer.attention.engine import sequence_parallel
+from xformer.attention.engine import listed_tiles, sequence_parallel
+from xformer.attention.engine.listed_tiles import ListedTiles
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.engine.tile_cost import dense_flops, tiled_flops
@@ -25,7 +26,7 @@ from xformer.attention.interface import Attention
 from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
 from xformer.attention.shape import Shape
-from xformer.attention.signature import Params
+from xformer.attention.signature import Options, Params
 
 Array = jax.Array
 
@@ -60,6 +61,18 @@ class PatternAttention(Attention):
         """Tile size that suits the pattern, in tokens; None where large tiles do."""
         return None
 
+    def listed_tiles(self, call: Call) -> ListedTiles | None:
+        """The tiles that a call visits, where they depend on its data; None where the pattern alone says so.
+
+        A variant that lists tiles gives a pattern too, often `Full`, which single pairs are tested by. Nothing is
+        differentiated through the choice. Matrix products made for it are counted by `listing_flops`.
+        """
+        return None
+
+    def listing_flops(self, shape: Shape) -> int:
+        """FLOPs of the matrix products of `listed_tiles`."""
+        return 0
+
     def num_positions(self, kv_len: int) -> int | None:
         """How many positions, from 0, the pattern has for queries; None where there is no end."""
         return None
@@ -80,34 +93,87 @@ class PatternAttention(Attention):
         return dense(self._pattern(kv_len, num_heads), q_len, kv_len)
 
     def attend(self, call: Call, params: Params) -> Array:
+        return self._attend(call, params, with_lse=False)[0]
+
+    def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
+        out, lse = self._attend(call, params, with_lse=True)
+        assert lse is not None
+        return out, lse
+
+    def _attend(self, call: Call, params: Params, *, with_lse: bool) -> tuple[Array, Array | None]:
         inputs, controls, settings, pattern = self._split(call, params)
+        listed = self.listed_tiles(call)
+        if listed is not None:
+            return self._attend_listed(listed, inputs, controls, settings, pattern)
         offset, plan = controls.offset if isinstance(controls.offset, int) else None, controls.plan
         if plan is not None and (offset != 0 or self.implementation not in (None, "xla")):
             raise NotImplementedError(f"{self._name}: a plan serves the tiled engine and queries from position 0 on")
         chosen = "xla"
         if plan is None:
-            chosen = kernels.choose(self.implementation, inputs, controls, settings, pattern)
+            chosen = kernels.choose(self.implementation, inputs, controls, settings, pattern, with_lse=with_lse)
         if chosen in kernels.KERNELS:
-            return kernels.attend(chosen, inputs, controls, settings, pattern)
+            return kernels.attend(chosen, inputs, controls, settings, pattern), None
         if chosen == "reference":
-            return _merge(dense_engine.attend(inputs, controls, settings, pattern)[0])
+            out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
+            return _merge(out), _merge(lse)
+        by_position = controls.q_positions is not None
         if plan is None:
-            tiles = self.tile_plan(*call.lengths, call.query.shape[2], query_offset=offset)
-            tiles = tiles.at_offset(controls.offset, call.lengths[1])
+            sizes = *call.lengths, call.query.shape[2]
+            if by_position:  # any tile may hold a pair
+                tiles = self._tiles(Full(), *sizes, None)
+            else:
+                tiles = self.tile_plan(*sizes, query_offset=offset).at_offset(controls.offset, call.lengths[1])
             (plan,) = sequence_parallel.share([tiles], *call.lengths)
-        if offset is None:
+        if offset is None or (by_position and not isinstance(pattern, Full)):
             settings = dataclasses.replace(settings, pattern=pattern)
-        return _merge(sequence_parallel.attend(inputs, controls._replace(plan=plan), settings))
+        out, lse = sequence_parallel.attend(inputs, controls._replace(plan=plan), settings)
+        return _merge(out), _merge(lse)
+
+    def _attend_listed(
+        self, listed: ListedTiles, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern
+    ) -> tuple[Array, Array]:
+        if self.implementation not in (None, "xla", "reference"):
+            raise NotImplementedError(
+                f'implementation="{self.implementation}" cannot do this call: the tiles of {self._name} depend on data'
+            )
+        if self.implementation == "reference":
+            controls = _with_pairs(controls, listed.pairs(inputs.query.shape[1], inputs.key.shape[1]), inputs)
+            out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
+        else:
+            if not isinstance(pattern, Full):
+                settings = dataclasses.replace(settings, pattern=pattern)
+            out, lse = listed_tiles.attend(inputs, controls, settings, listed)
+        return _merge(out), _merge(lse)
+
+    def pattern_of(
+        self,
+        query: Array,
+        key: Array,
+        *,
+        mask: Array | None = None,
+        is_causal: bool = False,
+        segment_ids: Array | tuple[Array, Array] | None = None,
+    ) -> Array:
+        options = Options(mask=mask, is_causal=is_causal, segment_ids=segment_ids)
+        op, call = self._prepare(query, key, key, options)
+        assert isinstance(op, PatternAttention)
+        (q_len, kv_len), num_heads = call.lengths, call.query.shape[2]
+        pairs = jnp.asarray(dense(op._pattern(kv_len, num_heads), q_len, kv_len))[None]
+        listed = op.listed_tiles(call)
+        if listed is not None:
+            pairs = pairs & listed.pairs(q_len, kv_len)
+        pairs = jnp.broadcast_to(pairs, (call.batch, *pairs.shape[1:]))
+        return pairs.reshape(*call.batch_shape, *pairs.shape[1:])
 
     def weights(self, call: Call, params: Params) -> Array:
         inputs, controls, settings, pattern = self._split(call, params)
         if controls.plan is not None:
-            listed = layer_plans.pairs(controls.plan, *call.lengths)
-            heads = inputs.query.shape[2:4] if len(listed) > 1 else (1, 1)
-            listed = listed.reshape(1, *heads, *listed.shape[1:])
-            controls = controls._replace(mask=listed if controls.mask is None else controls.mask & listed)
+            controls = _with_pairs(controls, layer_plans.pairs(controls.plan, *call.lengths)[None], inputs)
             pattern = Full()
-        weights = dense_engine.attend(inputs, controls, settings, pattern)[1]
+        listed = self.listed_tiles(call)
+        if listed is not None:
+            controls = _with_pairs(controls, listed.pairs(*call.lengths), inputs)
+        weights = dense_engine.attend(inputs, controls, settings, pattern).weights
         return weights.reshape(weights.shape[0], -1, *weights.shape[3:])
 
     def plans(self, shape: Shape, num_layers: int) -> Any:
@@ -124,22 +190,54 @@ class PatternAttention(Attention):
         tiles = self._tiles(Heads(tuple(patterns)), shape.q_len, shape.kv_len, shape.num_heads)
         return layer_plans.stack(self, tiles.by_layer(num_layers), shape)
 
-    def cost(self, shape: Shape) -> Cost:
-        q_len, kv_len, head_dim = shape.q_len, shape.kv_len, shape.head_dim
+    def cost(self, shape: Shape, *, positions: bool = False) -> Cost:
+        """What a plain call of this shape costs; with `positions`, one in which they are given."""
+        if positions and "positions" in self.REFUSES:
+            raise NotImplementedError(f"{self._name} cannot honour positions: {self.REFUSES['positions']}")
+        q_len, kv_len, depths = shape.q_len, shape.kv_len, (shape.head_dim, shape.value_depth)
         params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
         relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, kv_len), params)
-        implementation = self._implementation(shape, relative)
+        listed = self._listed_plan(shape)
+        if listed is not None:
+            tiled = self.implementation != "reference"
+            flops = (
+                tiled_flops(listed, q_len, *depths, relative)
+                if tiled
+                else dense_flops(q_len, kv_len, *depths, relative)
+            )
+            return call_cost(shape, shape.batch * shape.num_heads * flops + self.listing_flops(shape), params)
+        implementation = self._implementation(shape, relative, positions)
         if implementation in kernels.KERNELS:
             pattern = self._pattern(kv_len, shape.num_heads)
-            flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, head_dim)
+            flops = kernels.KERNELS[implementation].flops(pattern, q_len, kv_len, shape.head_dim)
         elif implementation == "reference":
-            flops = dense_flops(q_len, kv_len, head_dim, relative)
+            flops = dense_flops(q_len, kv_len, *depths, relative)
         else:
             # Fewer queries than keys are those of decoding, at an offset that is known at run time.
             known = q_len == kv_len or not (self.POSITIONAL or self.causal or self.position is not None)
-            plan = self.tile_plan(q_len, kv_len, shape.num_heads, query_offset=0 if known else None)
-            flops = tiled_flops(plan, q_len, head_dim, relative)
+            sizes = q_len, kv_len, shape.num_heads
+            plan = (
+                self._tiles(Full(), *sizes, None)
+                if positions
+                else self.tile_plan(*sizes, query_offset=0 if known else None)
+            )
+            flops = tiled_flops(plan, q_len, *depths, relative, by_position=positions)
         return call_cost(shape, shape.batch * shape.num_heads * flops, params)
+
+    def _listed_plan(self, shape: Shape) -> TilePlan | None:
+        """One example's plan of a variant that lists tiles, with shapes for arrays."""
+        array = lambda *sizes: jax.ShapeDtypeStruct((1, *sizes), jnp.float32)
+        query, key = (
+            array(shape.q_len, shape.num_heads, shape.head_dim),
+            array(shape.kv_len, shape.kv_heads, shape.head_dim),
+        )
+        sizes = shape.q_len, shape.kv_len, shape.num_heads
+
+        def plan(query: Array, key: Array) -> TilePlan | None:
+            listed = self.listed_tiles(normalize(query, key, key, Options()))
+            return None if listed is None else jax.tree.map(lambda x: x[0], listed).plan(*sizes)
+
+        return jax.eval_shape(plan, query, key)
 
     def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
         """The tiles that the engine visits.
@@ -166,15 +264,16 @@ class PatternAttention(Attention):
 
     # What the implementations are given.
 
-    def _implementation(self, shape: Shape, relative: Any) -> str:
+    def _implementation(self, shape: Shape, relative: Any, positions: bool) -> str:
         """What runs a plain call of this shape in float32 (in bfloat16 for cuDNN, which knows no other)."""
         dtype = jnp.bfloat16 if self.implementation == "cudnn" else jnp.float32
-        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, *sizes, shape.head_dim), dtype)
-        query = array(shape.q_len, shape.kv_heads, shape.num_heads // shape.kv_heads)
-        key: Any = array(shape.kv_len, shape.kv_heads)
-        inputs = Inputs(query, key, key, None, relative)  # type: ignore
+        array = lambda *sizes: jax.ShapeDtypeStruct((shape.batch, *sizes), dtype)
+        query = array(shape.q_len, shape.kv_heads, shape.num_heads // shape.kv_heads, shape.head_dim)
+        key, value = (array(shape.kv_len, shape.kv_heads, depth) for depth in (shape.head_dim, shape.value_depth))
+        inputs = Inputs(query, key, value, None, relative)  # type: ignore
         pattern = self._pattern(shape.kv_len, shape.num_heads)
-        return kernels.choose(self.implementation, inputs, Controls(None), Settings(1.0), pattern, anywhere=True)
+        controls = Controls(None, q_positions=query if positions else None)  # type: ignore
+        return kernels.choose(self.implementation, inputs, controls, Settings(1.0), pattern, anywhere=True)
 
     def _pattern(self, kv_len: int, num_heads: int) -> Pattern:
         pattern = self.token_pattern(kv_len, num_heads)
@@ -194,18 +293,38 @@ class PatternAttention(Attention):
         self.check_params(params, call)
         offset: int | Array = 0
         query, key, relative = call.query, call.key, None
-        if self.POSITIONAL or self.causal or self.position is not None:
+        if call.q_positions is not None and call.kv_positions is not None:
+            query, key = self._at_positions(call)
+            relative = self._relative(params, num_heads, 1)  # lengths say nothing of distances
+        elif self.POSITIONAL or self.causal or self.position is not None:
             offset = call.offset(self._name)
             query = self._within_positions(query, offset, kv_len)
-        if self.position is not None:
-            query = self.position.rotate(query, offset + jnp.arange(q_len))
-            key = self.position.rotate(key, jnp.arange(kv_len))
-            relative = self._relative(params, num_heads, kv_len)
+            if self.position is not None:
+                query = self.position.rotate(query, offset + jnp.arange(q_len))
+                key = self.position.rotate(key, jnp.arange(kv_len))
+                relative = self._relative(params, num_heads, kv_len)
         inputs, controls, settings = split_heads(call, query, key, call.value)
         if call.plan is not None:
             controls = controls._replace(plan=layer_plans.tiles_of(call.plan, self, q_len, kv_len, num_heads))
         inputs = inputs._replace(relative=relative)
         return inputs, controls._replace(offset=offset), settings, self._pattern(kv_len, num_heads)
+
+    def _at_positions(self, call: Call) -> tuple[Array, Array]:
+        """Queries and keys at the positions that were given, rotated; NaN beyond the last position of the term."""
+        query, key, position = call.query, call.key, self.position
+        q_positions, kv_positions = call.q_positions, call.kv_positions
+        assert q_positions is not None and kv_positions is not None
+        if position is None:
+            return query, key
+        if position.num_positions is not None:
+            last = position.num_positions - 1
+            if call.position_range is not None and not 0 <= call.position_range[0] <= call.position_range[1] <= last:
+                reach = " to ".join(map(str, call.position_range))
+                raise ValueError(f"{position} has positions 0 to {last}: those given reach from {reach}")
+            known = lambda x: ((x >= 0) & (x <= last))[:, :, None, None]
+            query = jnp.where(known(q_positions), query, jnp.asarray(jnp.nan, query.dtype))
+            key = jnp.where(known(kv_positions), key, jnp.asarray(jnp.nan, key.dtype))
+        return position.rotate(query, q_positions), position.rotate(key, kv_positions)
 
     def _within_positions(self, query: Array, offset: int | Array, kv_len: int) -> Array:
         """The queries, NaN where they stand beyond the last position. ValueError where that is known when tracing."""
@@ -243,12 +362,27 @@ def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inp
         query = exact(query) * call.head_scale[None, None, :, None]
     q_segments = None if call.q_segments is None else call.q_segments[:, None, None, :, None]
     kv_segments = None if call.kv_segments is None else call.kv_segments[:, None, None, None, :]
-    controls = Controls(None, pairs(call.mask), q_segments, kv_segments, 0, call.dropout_rng)
-    settings = Settings(call.scale, call.dropout_rate, call.broadcast_dropout, None, call.precision)
+    q_positions = None if call.q_positions is None else call.q_positions[:, None, None, :, None]
+    kv_positions = None if call.kv_positions is None else call.kv_positions[:, None, None, None, :]
+    controls = Controls(
+        None, pairs(call.mask), q_segments, kv_segments, 0, call.dropout_rng, q_positions=q_positions,
+        kv_positions=kv_positions,
+    )  # fmt: skip
+    settings = Settings(
+        call.scale, call.dropout_rate, call.broadcast_dropout, precision=call.precision, softcap=call.softcap
+    )
     query = query.reshape(*query.shape[:2], kv_heads, -1, query.shape[-1])
-    return Inputs(query, key, value, pairs(call.bias)), controls, settings
+    sinks = None if call.sinks is None else call.sinks.reshape(kv_heads, -1)
+    return Inputs(query, key, value, pairs(call.bias), sinks=sinks), controls, settings
+
+
+def _with_pairs(controls: Controls, pairs: Array, inputs: Inputs) -> Controls:
+    """The controls with a mask of pairs `[batch or 1, num_heads or 1, q_len, kv_len]` as well."""
+    heads = inputs.query.shape[2:4] if pairs.shape[1] > 1 else (1, 1)
+    pairs = pairs.reshape(pairs.shape[0], *heads, *pairs.shape[2:])
+    return controls._replace(mask=pairs if controls.mask is None else controls.mask & pairs)
 
 
 def _merge(out: Array) -> Array:
-    """`[batch, q_len, kv_heads, groups, head_dim]` -> `[batch, q_len, num_heads, head_dim]`."""
-    return out.reshape(*out.shape[:2], -1, out.shape[-1])
+    """`[batch, q_len, kv_heads, groups, ...]` -> `[batch, q_len, num_heads, ...]`."""
+    return out.reshape(*out.shape[:2], -1, *out.shape[4:])

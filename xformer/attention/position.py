@@ -56,7 +56,10 @@ class Position:
         return {}
 
     def rotate(self, x: Array, positions: Array) -> Array:
-        """Queries or keys `[..., length, num_heads, head_dim]` at int `positions` `[length]`, rotated."""
+        """Queries or keys `[batch, length, num_heads, head_dim]`, rotated.
+
+        `positions` is int `[length]` or `[batch or 1, length]`.
+        """
         return x
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative | None:
@@ -74,8 +77,8 @@ class Shaw(Position):
     Distances are clipped to `max_distance` (section 3.2, equation 5); heads share the tables. Keys get a term in the
     score (equation 4) and, with `values`, values one in the sum (equation 3).
 
-    Parameters: `key` and, with `values`, `value`: float32 `[2 * max_distance + 1, head_dim]`; row `max_distance + d`
-    belongs to the distance `d = key position - query position`.
+    Parameters: `key` and, with `values`, `value`: float32 `[2 * max_distance + 1, head_dim]` (`value`: as deep as the
+    values); row `max_distance + d` belongs to the distance `d = key position - query position`.
     """
 
     max_distance: int = 128
@@ -100,12 +103,12 @@ class Shaw(Position):
         return 2 * self.max_distance + 1
 
     def init(self, rng: Array, shape: Shape) -> Params:
-        size = (self.num_embeddings, shape.head_dim)
+        size = lambda depth: (self.num_embeddings, depth)
         key_rng, value_rng = jax.random.split(rng)
         scale = shape.head_dim**-0.5
-        params = {"key": scale * jax.random.normal(key_rng, size)}
+        params = {"key": scale * jax.random.normal(key_rng, size(shape.head_dim))}
         if self.values:
-            params["value"] = scale * jax.random.normal(value_rng, size)
+            params["value"] = scale * jax.random.normal(value_rng, size(shape.value_depth))
         return params
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:
@@ -250,8 +253,9 @@ class Rotary(Position):
             raise ValueError(f"head_dim must be even for Rotary, got {head_dim}")
         dtype = compute_dtype(x.dtype)
         frequencies = jnp.asarray(self.base ** (-np.arange(0, head_dim, 2) / head_dim), dtype)
-        angles = positions.astype(dtype)[:, None, None] * frequencies[None, None]  # [length, 1, head_dim / 2]
-        angles = jnp.expand_dims(angles, range(x.ndim - 3))
+        frequencies = frequencies.reshape(*[1] * (positions.ndim + 1), -1)
+        angles = positions.astype(dtype)[..., None, None] * frequencies  # [..., length, 1, head_dim / 2]
+        angles = jnp.expand_dims(angles, range(x.ndim - angles.ndim))
         cos, sin = jnp.cos(angles), jnp.sin(angles)
         first, second = jnp.split(x.astype(dtype), 2, axis=-1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)

@@ -9,6 +9,7 @@ from typing import Any
 from xformer.attention.bigbird import BigBird
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
+from xformer.attention.layers import Layers
 from xformer.attention.linformer import Linformer
 from xformer.attention.position import POSITIONS, Position
 from xformer.attention.window import Window
@@ -25,11 +26,14 @@ ATTENTIONS: Table[type[Attention]] = Table(
     kind=Attention,
 )
 
+STACK = "layers"  # the name of a section that is a stack of others, and its key that holds them
+
 
 def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attention:
     """The op that `{"name": ..., **kwargs, "position": {"name": ..., **kwargs} or None}` describes.
 
     A name is one of `ATTENTIONS` (for a position, of `POSITIONS`) or `"package.module:Class"`.
+    `{"name": "layers", "layers": (...)}`, where each entry is such a mapping, describes a stack, `Layers`.
 
     Args:
       config: the mapping; keys of the constructor that it leaves out take their defaults.
@@ -41,16 +45,28 @@ def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attent
       NotImplementedError: a position term for a variant without token pairs, or a causal one that cannot be.
     """
     kwargs = _mapping("attention", config)
-    op = ATTENTIONS.find("attention.name", kwargs.pop("name", None))
-    term = build_position(kwargs.pop("position", None), num_positions)
+    if kwargs.pop("name", None) != STACK:
+        return _build("attention", config, num_positions)
+    given = kwargs.pop(STACK, None)
+    if kwargs:
+        raise ValueError(f"attention.{next(iter(kwargs))}: a stack takes {STACK} only, whose entries take the rest")
+    if not isinstance(given, list | tuple) or not given:
+        raise ValueError(f"attention.{STACK}: got {given!r}, takes a sequence of at least one attention section")
+    return Layers(tuple(_build(f"attention.{STACK}[{i}]", entry, num_positions) for i, entry in enumerate(given)))
+
+
+def _build(path: str, config: Any, num_positions: int | None) -> Attention:
+    kwargs = _mapping(path, config)
+    op = ATTENTIONS.find(f"{path}.name", kwargs.pop("name", None))
+    term = _position(f"{path}.position", kwargs.pop("position", None), num_positions)
     if term is not None:
         if "position" not in _fields(op):
             raise NotImplementedError(
-                f"attention.position: {op.__name__} mixes the length, so it has no token positions left to relate; got "
+                f"{path}.position: {op.__name__} mixes the length, so it has no token positions left to relate; got "
                 f"{term}, allowed is none"
             )
         kwargs["position"] = term
-    return _construct("attention", op, kwargs, [*_fields(op), "name", "position"], num_positions)
+    return _construct(path, op, kwargs, [*_fields(op), "name", "position"], num_positions)
 
 
 def build_position(config: Mapping[str, Any] | str | None, num_positions: int | None = None) -> Position | None:
@@ -58,15 +74,19 @@ def build_position(config: Mapping[str, Any] | str | None, num_positions: int | 
 
     `num_positions` is that of `build`.
     """
+    return _position("attention.position", config, num_positions)
+
+
+def _position(path: str, config: Any, num_positions: int | None) -> Position | None:
     if config is None:
         return None
-    kwargs = {"name": config} if isinstance(config, str) else _mapping("attention.position", config)
-    term = POSITIONS.find("attention.position.name", kwargs.pop("name", None))
+    kwargs = {"name": config} if isinstance(config, str) else _mapping(path, config)
+    term = POSITIONS.find(f"{path}.name", kwargs.pop("name", None))
     if term is None:
         if kwargs:
-            raise ValueError(f"attention.position: none takes no arguments, got {', '.join(map(str, kwargs))}")
+            raise ValueError(f"{path}: none takes no arguments, got {', '.join(map(str, kwargs))}")
         return None
-    return _construct("attention.position", term, kwargs, [*_fields(term), "name"], num_positions)
+    return _construct(path, term, kwargs, [*_fields(term), "name"], num_positions)
 
 
 def _mapping(key: str, config: Any) -> dict[str, Any]:

@@ -24,7 +24,10 @@ class Options:
     is_causal: bool = False
     segment_ids: Array | tuple[Array, Array] | None = None
     query_offset: int | Array | None = None
+    positions: Array | tuple[Array, Array] | None = None
     scale: float | Array | None = None
+    softcap: float | None = None
+    sinks: Array | None = None
     dropout_rng: Array | None = None
     dropout_rate: float = 0.0
     broadcast_dropout: bool = True
@@ -51,7 +54,10 @@ class AttentionCallable:
         is_causal: bool = False,
         segment_ids: Array | tuple[Array, Array] | None = None,
         query_offset: int | Array | None = None,
+        positions: Array | tuple[Array, Array] | None = None,
         scale: float | Array | None = None,
+        softcap: float | None = None,
+        sinks: Array | None = None,
         dropout_rng: Array | None = None,
         dropout_rate: float = 0.0,
         broadcast_dropout: bool = True,
@@ -70,7 +76,8 @@ class AttentionCallable:
 
         Args:
           query: `[*batch, q_len, num_heads, head_dim]`, not scaled.
-          key, value: `[*batch, kv_len, num_kv_heads, head_dim]`; `num_heads` is a multiple of `num_kv_heads`.
+          key, value: `[*batch, kv_len, num_kv_heads, head_dim]`; `num_heads` is a multiple of `num_kv_heads`. Values
+            may have another depth than keys.
           bias: a number added to each scaled score; broadcastable to `[*batch, num_heads, q_len, kv_len]`.
           mask: any dtype, pairs with `mask > 0` attend; broadcastable likewise. A padding mask `[batch, 1, 1, kv_len]`
             costs O(kv_len).
@@ -80,8 +87,18 @@ class AttentionCallable:
           query_offset: position of the first query, an int or an int array `[]` or `[*batch]`. Where positions have an
             end (BigBird's are those of the keys, MusicRelative's are below its `max_len`), an int beyond it raises
             ValueError, and an array, known only at run time, gives NaN for the queries beyond.
+          positions: int `[*batch, length]`, or a tuple of two such arrays, for queries and for keys: where each token
+            stands, for tokens that are packed, shuffled or sorted. Causal cuts, windows and position terms go by them.
+            Every tile is visited then (`op.cost(shape, positions=True)`). Any integers below 2**29 in size; where a
+            term has an end (MusicRelative), what lies beyond raises ValueError, or gives NaN for the queries there and
+            those that see such a key, if it is known only at run time.
           scale: multiplies the scores: a number, or an array `[]` or `[num_heads]`, which is applied in float32.
             1 / sqrt(head_dim) by default.
+          softcap: a number above 0; a scaled score becomes `softcap * tanh(score / softcap)` before biases, masks and
+            linear or bucketed position terms (ALiBi, T5Bias) act on it (Gemma Team 2024, "Gemma 2", section 2).
+          sinks: float `[num_heads]`, one more logit for every query of a head, which takes part in the softmax and
+            carries no value: the weights of the keys then sum to less than 1 (Xiao et al. 2023, "Efficient Streaming
+            Language Models with Attention Sinks"; OpenAI 2025, "gpt-oss").
           dropout_rng, dropout_rate, broadcast_dropout, deterministic: dropout on the weights, as in Flax;
             `broadcast_dropout` shares a mask between batch entries and heads.
           dtype: inputs are cast to it and the output has it; query's dtype by default.
@@ -93,16 +110,17 @@ class AttentionCallable:
             (`at_layer`), and calls for all layers share one trace.
 
         Returns:
-          `[*batch, q_len, num_heads, head_dim]`. A query with nothing to attend to gets zeros and gives no gradient.
+          `[*batch, q_len, num_heads, head_dim]`, as deep as the values. A query with nothing to attend to gets zeros
+          and gives no gradient.
 
         Raises:
           ValueError: shapes that do not fit, missing params, a plan that was made for something else, or a missing
-            `query_offset` where positions matter and the lengths differ.
+            `query_offset` where positions matter and the lengths differ; `positions` with one or with a plan.
           NotImplementedError: an argument that the variant cannot honour.
         """
         options = Options(
-            bias, mask, is_causal, segment_ids, query_offset, scale, dropout_rng, dropout_rate, broadcast_dropout,
-            deterministic, dtype, precision, module, params, plan,
+            bias, mask, is_causal, segment_ids, query_offset, positions, scale, softcap, sinks, dropout_rng,
+            dropout_rate, broadcast_dropout, deterministic, dtype, precision, module, params, plan,
         )  # fmt: skip
         return self.attend_with(query, key, value, options)
 

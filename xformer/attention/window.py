@@ -45,6 +45,10 @@ class Window(PatternAttention):
     def sees_all(self, num_positions: int) -> bool:
         return self.left >= num_positions - 1 and (self.causal or self.right >= num_positions - 1)
 
+    def lookback(self) -> int | None:
+        has_end = self.position is not None and self.position.num_positions is not None
+        return self.left if self.causal and not has_end else None
+
     def block(self, kv_len: int) -> int | None:
         width = self.left + (0 if self.causal else self.right) + 1
         if 2 * width > kv_len:

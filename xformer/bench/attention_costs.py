@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import math
+import operator
 import os
 import statistics
 import time
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from xformer import cost
-from xformer.attention import Attention, Shape
+from xformer.attention import Attention, Layers, Shape, entries
 from xformer.bench.jax_contenders import with_gradients
 from xformer.bench.timing import Call, Rounds, in_turn
 from xformer.report import CostRow
@@ -60,12 +61,17 @@ class Plan:
         return fields | {"device": device(), "jax": jax.__version__}
 
     @property
+    def _has_stack(self) -> bool:
+        return any(len(entries(op)) > 1 for op in self.ops.values())
+
+    @property
     def note(self) -> str:
         """One sentence for readers of the numbers."""
+        mean = " A stack's numbers are the mean of its entries." if self._has_stack else ""
         return (
             f"Batch 1, {self.num_heads} heads of {self.head_dim}, {self.dtype}, each variant built for the length; "
             f"times are medians of at least {MIN_ROUNDS} calls on {device()}, compilation left out, "
-            f"up to {self.measure_up_to:,} tokens."
+            f"up to {self.measure_up_to:,} tokens.{mean}"
         )
 
 
@@ -137,6 +143,8 @@ def _fitting(expected: Mapping[str, float], seconds: float) -> set[str]:
 
 def at_length(op: Attention, length: int) -> Attention:
     """The op as it would be built for inputs of this length: whatever has a `max_len` gets it, if it can."""
+    if isinstance(op, Layers):
+        return Layers(tuple(at_length(entry, length) for entry in op.ops))
     changes: dict[str, Any] = {}
     position: Any = getattr(op, "position", None)
     if hasattr(position, "max_len"):
@@ -150,27 +158,37 @@ def at_length(op: Attention, length: int) -> Attention:
 
 
 def count(name: str, op: Attention, plan: Plan, length: int) -> CostRow:
-    """FLOPs at one length, forward and with backward; NaN with the reason where the variant can't do it."""
+    """FLOPs at one length, forward and with backward; NaN with the reason where the variant can't do it.
+
+    Those of a stack are the mean of its entries.
+    """
     op = at_length(op, length)
     try:
-        forward = op.cost(plan.shape(length))
+        forward = sum(entry.cost(plan.shape(length)).flops for entry in entries(op))
         both = cost.count(gradient(op), *jax.eval_shape(lambda: arguments(op, plan, length)))
     except REFUSED as error:
         return CostRow(name, length, math.nan, note=" ".join(str(error).split()))
-    return CostRow(name, length, forward.flops, both.flops, uncounted=tuple(both.uncounted))
+    number = len(entries(op))
+    return CostRow(name, length, round(forward / number), round(both.flops / number), uncounted=tuple(both.uncounted))
 
 
 def arguments(op: Attention, plan: Plan, length: int) -> tuple[Any, Any]:
-    """(parameters; query, key and value): random, reproducible."""
+    """(parameters of each entry of a stack; query, key and value): random, reproducible."""
     shape = plan.shape(length)
     keys = jax.random.split(jax.random.key(0), 4)
     sizes = [(1, length, heads, plan.head_dim) for heads in (shape.num_heads, shape.kv_heads, shape.kv_heads)]
     qkv = tuple(jax.random.normal(key, size, plan.dtype) for key, size in zip(keys[:3], sizes, strict=True))
-    return op.init(keys[3], shape), qkv
+    return [entry.init(keys[3], shape) for entry in entries(op)], qkv
 
 
 def forward(op: Attention) -> Callable[[Any, Any], Any]:
-    return lambda params, qkv: op(*qkv, params=params)
+    """What all entries of a stack give, one after the other: the sum, so that none is left out."""
+
+    def run(params: Any, qkv: Any) -> Any:
+        outputs = (entry(*qkv, params=own) for entry, own in zip(entries(op), params, strict=True))
+        return functools.reduce(operator.add, outputs)
+
+    return run
 
 
 def gradient(op: Attention) -> Callable[[Any, Any], Any]:
@@ -204,6 +222,6 @@ def time_all(rows: Sequence[CostRow], plan: Plan, length: int) -> tuple[list[Cos
     times = in_turn(calls, rounds)
     for (name, key), measured in times.items():
         seconds = statistics.median(measured)
-        found[name][key] = seconds * 1e3
+        found[name][key] = seconds * 1e3 / len(entries(plan.ops[name]))
         expected[name] += 4 * (MIN_ROUNDS + 2) * seconds  # at most; two calls come before the rounds
     return [dataclasses.replace(row, **found[row.variant]) for row in rows], expected

@@ -159,7 +159,7 @@ def parse(argv: Sequence[str]) -> tuple[Plan, Path]:
     parser.add_argument("--call_seconds", default="30", help="skip calls that are expected to take longer")
     args, overrides = parser.parse(argv)
     if overrides:
-        raise ConfigError(f"--config.{overrides[0]}: experiments.bench takes no config")
+        raise ConfigError(f"--config.{overrides[0]}: bench takes no config")
     rounds = _number("--rounds", args.rounds, int)
     free = 0.75 * memory.available_memory()
     plan = Plan(

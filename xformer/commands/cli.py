@@ -57,6 +57,8 @@ class Parser(argparse.ArgumentParser):
     def folder(flag: str, value: str) -> Path:
         """The folder that a flag names. ConfigError where none can be: the name is empty, or a file is in the way."""
         path = Path(value)
+        if any("\udc80" <= char <= "\udcff" for char in str(path.absolute())):  # orbax and array_record take no other
+            raise ConfigError(f"{flag}: got {value!a}, takes a folder whose whole name is UTF-8")
         there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
         if not value or not there.is_dir():
             raise ConfigError(f"{flag}: got {value!r}, takes a folder" + (f", but {there} is a file" if value else ""))

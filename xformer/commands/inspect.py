@@ -21,7 +21,7 @@ from xformer import cost, tasks
 from xformer.commands import cli, pictures
 from xformer.config import override, read
 from xformer.config_help import experiment_help
-from xformer.experiment import ASSUMED_SIZES, Experiment, as_json, build
+from xformer.experiment import Experiment, as_json, build
 from xformer.report import patterns, style
 from xformer.schema import ConfigError
 from xformer.train import step as steps
@@ -60,11 +60,11 @@ def command(argv: Sequence[str]) -> None:
         print(experiment_help(as_json(experiment.config)))
         return
     sizes, source = data_sizes(experiment, args.data_dir)
-    batch = batch_shapes(experiment, sizes["max_len"])
+    batch = experiment.task.example_batch(experiment.train.batch_size, _preprocessing(experiment, args.data_dir))
     print(f"{experiment.name}: {experiment.attention}")
     print(f"batch {experiment.train.batch_size} x {sizes['max_len']} tokens, computing in {experiment.train.dtype}")
     print(f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes ({source})")
-    if source.startswith("assumed"):
+    if sizes.assumed:
         print(f"Parameters and FLOPs hold for these assumed sizes and inputs of {sizes['max_len']} tokens. "
               "Training prepares the data; then its own sizes are shown.")  # fmt: skip
     print()
@@ -86,25 +86,20 @@ def _picture_file(parser: cli.Parser, given: str | None) -> Path | None:
     return out
 
 
-def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[dict[str, int], str]:
-    """(vocab_size, num_classes, max_len; where they come from): the prepared data if it is there, else assumptions."""
+def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[tasks.Sizes, str]:
+    """(what the data decides, where it comes from): of the prepared data if it is there, else as the task expects."""
+    known = _preprocessing(experiment, data_dir)
+    sizes = experiment.task.sizes(known)
+    if sizes.assumed:
+        return sizes, f"assumed: the data is not prepared yet; it decides {' and '.join(sizes.assumed)}"
+    return sizes, "known without the data" if known is None else "from the prepared data"
+
+
+def _preprocessing(experiment: Experiment, data_dir: str | None) -> tasks.Preprocessing | None:
     try:
-        data = experiment.task.open(data_dir)
+        return experiment.task.open(data_dir).preprocess
     except tasks.DataMissing:
-        assumed = ASSUMED_SIZES | {"max_len": experiment.task.length}
-        return assumed, "assumed: the data is not prepared yet"
-    sizes = {"vocab_size": data.vocab_size, "num_classes": data.num_classes, "max_len": data.max_len}
-    return sizes, "from the prepared data"
-
-
-def batch_shapes(experiment: Experiment, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """A global training batch, shapes instead of arrays."""
-    rows = experiment.train.batch_size
-    return {
-        "inputs": jax.ShapeDtypeStruct((rows, length), jnp.int32),
-        "targets": jax.ShapeDtypeStruct((rows,), jnp.int32),
-        "weights": jax.ShapeDtypeStruct((rows,), jnp.float32),
-    }
+        return None
 
 
 def layers(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any], depth: int) -> list[Layer]:
@@ -222,7 +217,7 @@ def flops(number: int, uncounted: Sequence[str] = ()) -> str:
 def draw_pattern(experiment: Experiment, length: int, out: Path) -> str:
     """Writes the picture of which keys each query considers; the line that says what was done."""
     positions = min(length, MAX_PICTURE)
-    name, num_heads = experiment.config.attention.name, experiment.config.model.num_heads
+    name, num_heads = experiment.config.attention.name, experiment.model_args.get("num_heads", 1)
     image = patterns.picture({name: pictures.pattern(experiment.attention, positions, num_heads)}, style.LIGHT)
     assert image is not None  # there is one pattern to draw
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from xformer.attention import Attention
+from xformer.attention import Attention, entries
 from xformer.attention import pattern as patterns
 from xformer.report import Pattern
 
@@ -16,7 +16,12 @@ ORDER = ("random", "window", "global")  # later ones are drawn over earlier ones
 
 
 def pattern(op: Attention, length: int, num_heads: int) -> Pattern:
-    """Which pairs of `length` tokens `op` considers in the first layer, and which of them are due to which part."""
+    """Which pairs of `length` tokens `op` considers in the first layer, and which of them are due to which part.
+
+    The parts of a stack are its entries, each in its first layer.
+    """
+    if len(entries(op)) > 1:
+        return _stack(op, length, num_heads)
     op = op.at_layer(0)
     allowed = op.pattern(length, length, num_heads)
     if allowed is None:
@@ -29,6 +34,17 @@ def pattern(op: Attention, length: int, num_heads: int) -> Pattern:
     parts = {name: functools.reduce(operator.or_, found[name]) & allowed for name in names}
     position = getattr(op, "position", None)
     return Pattern(allowed, parts, note="" if position is None else f"{type(position).__name__} positions")
+
+
+def _stack(op: Attention, length: int, num_heads: int) -> Pattern:
+    kinds = [f"layer {index}: {type(entry).__name__}" for index, entry in enumerate(entries(op))]
+    allowed = [op.at_layer(index).pattern(length, length, num_heads) for index in range(len(kinds))]
+    if all(mask is None for mask in allowed):
+        return Pattern(None, note="no pairs of tokens:\nthe length is mixed")
+    parts = {kind: mask[:1] for kind, mask in zip(kinds, allowed, strict=True) if mask is not None}
+    mixing = len(kinds) - len(parts)
+    note = f"{len(kinds)} layers in turn" + (f", {mixing} of them without pairs" if mixing else "")
+    return Pattern(functools.reduce(operator.or_, parts.values()), parts, note=note)
 
 
 def _mixing(op: Attention) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from xformer.commands import cli, hosts
 from xformer.config import load_experiment
 from xformer.config_help import experiment_help
-from xformer.experiment import as_json
+from xformer.experiment import as_json, complete
 from xformer.schema import ConfigError
 from xformer.train.workdir import changed
 
@@ -60,7 +60,7 @@ def command(argv: Sequence[str]) -> None:
         print(experiment_help(as_json(experiment.config)))
         return
     if (workdir / "config.json").is_file():  # another run's folder is refused before data is made
-        changed(workdir, as_json(experiment.config))
+        changed(workdir, as_json(experiment.config), complete)
     trainer = experiment.trainer(workdir, args.data_dir, progress=cli.say)
     if args.eval_only:
         splits = {"eval": "validation", "test": "test"}

@@ -1,5 +1,21 @@
-"""Models built from `xformer.nn`, from constructor arguments."""
+"""Models built from `xformer.nn`, from constructor arguments.
 
-from xformer.models.encoder import EncoderClassifier
+A model's positional arguments are sizes that the data gives (`vocab_size`, `num_classes`, `max_len`, ...). Its keywords
+are `attention`, `dtype`, `param_dtype`, `rngs` and the keys of a config's `model` section. It is called with
+`task.inputs(batch)`, `deterministic` and `rngs`.
+"""
 
-__all__ = ["EncoderClassifier"]
+from flax import nnx
+
+from xformer.lookup import Table
+from xformer.models.classifier import EncoderClassifier
+from xformer.models.encoder import Encoder, EncoderOptions
+from xformer.models.token_classifier import TokenClassifier
+from xformer.models.two_tower import TwoTower
+
+MODELS: Table[type[nnx.Module]] = Table(
+    {"classifier": EncoderClassifier, "two_tower": TwoTower, "token_classifier": TokenClassifier}, kind=nnx.Module
+)
+"""The models by the name that a config gives them."""
+
+__all__ = ["MODELS", "Encoder", "EncoderClassifier", "EncoderOptions", "TokenClassifier", "TwoTower"]

@@ -1,15 +1,15 @@
-"""The encoder classifier."""
+"""The trunk that all encoders share: embeddings, blocks and a final norm. A model adds its head."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Required, Self, TypedDict
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Dtype
 
-from xformer.attention import Attention, Shape
+from xformer.attention import Attention, Shape, entries
 from xformer.checks import ArgumentError
 from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_heads, check_rates, check_sizes
@@ -20,42 +20,65 @@ Array = jax.Array
 MAX_LAYERS = 2048  # each is built and traced by itself: a slip of the finger must not take hours
 
 
-class EncoderClassifier(nnx.Module):
-    """Classifies token sequences: embeddings, `num_layers` encoder blocks, pooling, one dense layer.
+class EncoderOptions(TypedDict, total=False):
+    """The keywords of `Encoder`, for the `**options` that a model hands on to it."""
 
-    Layer i attends with `attention.at_layer(i)`; relative and rotary positions are part of `attention`. What stands
-    in padding never changes the logits, and more of it changes nothing either, except for bidirectional BigBird, whose
-    pattern is a function of the padded length. An example of nothing but padding gets finite logits.
+    attention: Required[Attention]
+    num_layers: Required[int]
+    width: Required[int]
+    num_heads: Required[int]
+    mlp_dim: Required[int]
+    dropout_rate: float
+    attention_dropout_rate: float
+    norm: Literal["pre", "post"]
+    position_embedding: Literal["sinusoidal", "learned", "none"]
+    share_attention_params: bool
+    remat: bool
+    scan_layers: bool
+    num_kv_heads: int | None
+    head_dim: int | None
+    dtype: Dtype
+    param_dtype: Dtype
+    rngs: Required[nnx.Rngs]
 
-    `pooling="mean"` averages the real tokens. `pooling="cls"` classifies from a trained vector put in front: token t
-    then stands at position t + 1, for position embeddings and for attention, which sees length + 1 positions.
+
+class Encoder(nnx.Module):
+    """Maps token sequences to vectors: embeddings, `num_layers` encoder blocks and, after pre-norm blocks, a norm.
+
+    Layer i attends with `attention.at_layer(i)`; relative and rotary positions are part of `attention`. With
+    `xformer.attention.Layers` the layers attend differently. What stands in padding changes nothing. Neither does how
+    much padding there is, except in bidirectional BigBird, whose pattern is a function of the padded length.
+
+    `pooling="cls"` puts a trained vector in front: token t then stands at position t + 1, for position embeddings and
+    for attention, which sees length + 1 positions.
 
     Args:
       vocab_size: token ids are in [0, vocab_size).
-      num_classes: number of logits.
       max_len: longest input in tokens, not counting the CLS vector.
+      pooling: what `pool` makes one vector of: "mean" of the real tokens, or "cls". None: `pool` is not called.
       attention: an `xformer.attention` op.
-      num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, norm: see EncoderBlock.
+      num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, norm: see EncoderBlock.
       dropout_rate: on embeddings and in blocks. attention_dropout_rate: on attention weights.
-      pooling: "mean" or "cls".
       position_embedding: "sinusoidal", "learned" or "none"; added to the token embeddings.
-      share_attention_params: one set of the op's own parameters for all layers (Linformer's layerwise sharing).
+      share_attention_params: one set of the op's own parameters for all layers (Linformer's layerwise sharing); with
+        `Layers`, one for all layers of an entry.
       remat: the backward pass keeps only the input of each block and computes the rest of it again.
       scan_layers: the blocks are one, with parameters `[num_layers, ...]`, scanned over: compile time does not grow
-        with depth. Parameters, random blocks and results of each layer are those of the unrolled model.
-      dtype: of the computation, but logits and pooling are float32. param_dtype: of the parameters.
+        with depth. Parameters, random blocks and results of each layer are those of the unrolled model. With `Layers`
+        there is one such block for each entry, and `num_layers` is a multiple of the number of entries.
+      dtype: of the computation, but what comes after the last block is float32. param_dtype: of the parameters.
       rngs: stream `params` draws the parameters. No random state stays in the model.
 
     Raises:
       ValueError: an unknown choice, a size or rate out of range, an op made for fewer positions, a causal op with a CLS
-        vector, which would see no token, or nothing to share.
+        vector, which would see no token, a number of layers that does not fit the entries, or nothing to share.
     """
 
     def __init__(
         self,
         vocab_size: int,
-        num_classes: int,
         max_len: int,
+        pooling: Literal["mean", "cls"] | None = None,
         *,
         attention: Attention,
         num_layers: int,
@@ -64,39 +87,27 @@ class EncoderClassifier(nnx.Module):
         mlp_dim: int,
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
-        pooling: Literal["mean", "cls"] = "mean",
         norm: Literal["pre", "post"] = "pre",
         position_embedding: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
         share_attention_params: bool = False,
         remat: bool = False,
         scan_layers: bool = False,
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_sizes(vocab_size=vocab_size, num_classes=num_classes, max_len=max_len, num_layers=num_layers)
-        check_heads(width, num_heads, num_kv_heads)
+        check_sizes(vocab_size=vocab_size, max_len=max_len, num_layers=num_layers)
+        self.heads = (num_heads, check_heads(width, num_heads, num_kv_heads, head_dim), num_kv_heads)
         check_rates(dropout_rate=dropout_rate, attention_dropout_rate=attention_dropout_rate)
         if num_layers > MAX_LAYERS:
             raise ValueError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
-        if pooling not in ("mean", "cls"):
+        if pooling not in ("mean", "cls", None):
             raise ValueError(f"pooling must be 'mean' or 'cls', got {pooling!r}")
-        if pooling == "cls" and attention.causal:
-            raise ArgumentError(
-                "pooling",
-                "pooling must be 'mean' where attention is causal, got 'cls': its vector stands in front of the "
-                "tokens and would see none of them",
-            )
         num_positions = self.num_positions(max_len, pooling)
-        for key, part in (("attention", attention), ("attention.position", getattr(attention, "position", None))):
-            if (longest := getattr(part, "max_len", None)) is not None and longest < num_positions:
-                raise ArgumentError(
-                    f"{key}.max_len",
-                    f"{key}.max_len must be at least {num_positions}, the positions of the model, got {longest}",
-                )
-        if share_attention_params and not has_params(attention):
-            raise ValueError(f"share_attention_params must be False where attention has no parameters, got {attention}")
+        self.period = len(entries(attention))
+        _check_attention(attention, num_positions, num_layers, pooling, scan_layers, share_attention_params)
 
         dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
         self.embed = TokenEmbedding(vocab_size, width, **dtypes, rngs=rngs)
@@ -111,6 +122,7 @@ class EncoderClassifier(nnx.Module):
                 mlp_dim,
                 attention_fn=attention.at_layer(layer),
                 num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
                 norm=norm,
                 dropout_rate=dropout_rate,
                 attention_dropout_rate=attention_dropout_rate,
@@ -120,31 +132,29 @@ class EncoderClassifier(nnx.Module):
 
         self.blocks: Any
         if scan_layers:
-            self.blocks = stack.make_stacked(make_block, num_layers, rngs=rngs, shared=share_attention_params)
+            stacked = stack.make_stacked(
+                make_block, num_layers, period=self.period, rngs=rngs, shared=share_attention_params
+            )
+            self.blocks = nnx.List(stacked) if self.period > 1 else stacked[0]
         else:
-            self.blocks = nnx.List(stack.make_blocks(make_block, num_layers, rngs=rngs, shared=share_attention_params))
+            self.blocks = nnx.List(
+                stack.make_blocks(make_block, num_layers, period=self.period, rngs=rngs, shared=share_attention_params)
+            )
         # Post-norm blocks end on a norm of their own.
         self.final_norm = LayerNorm(width, **dtypes, rngs=rngs) if norm == "pre" else None
-        self.classify = nnx.Linear(width, num_classes, dtype=jnp.float32, param_dtype=param_dtype, rngs=rngs)
         self.attention, self.num_layers, self.max_len = attention, num_layers, max_len
-        self.heads = (num_heads, width // num_heads, num_kv_heads)
         self.share_attention_params, self.remat, self.scan_layers = share_attention_params, remat, scan_layers
         self.has_dropout = dropout_rate > 0 or attention_dropout_rate > 0
 
     @staticmethod
-    def num_positions(max_len: int, pooling: str = "mean") -> int:
+    def num_positions(max_len: int, pooling: str | None = None) -> int:
         """The positions that attention sees of an input of `max_len` tokens; the CLS vector is one more."""
         return max_len + (pooling == "cls")
 
-    def __call__(
-        self,
-        inputs: Array,
-        mask: Array | None = None,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
+    def encode(
+        self, inputs: Array, mask: Array | None = None, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
     ) -> Array:
-        """Classifies a batch.
+        """The vectors that the last layer gives.
 
         Args:
           inputs: int `[batch, length]` token ids.
@@ -153,7 +163,10 @@ class EncoderClassifier(nnx.Module):
           rngs: stream `dropout` draws all the dropout masks of this call.
 
         Returns:
-          float32 logits `[batch, num_classes]`.
+          float32 `[batch, length, width]`; with a CLS vector `[batch, 1 + length, width]`, its own first.
+
+        Raises:
+          ValueError: inputs of another rank or longer than `max_len`, or dropout without `rngs`.
         """
         if inputs.ndim != 2 or inputs.shape[1] > self.max_len:
             raise ValueError(f"inputs must be [batch, length] with length up to {self.max_len}, got {inputs.shape}")
@@ -172,9 +185,17 @@ class EncoderClassifier(nnx.Module):
         if self.scan_layers:
             length = x_BxTxW.shape[1]
             plans = self.attention.plans(Shape(len(inputs), length, length, *self.heads), self.num_layers)
-            options = {"shared": self.share_attention_params, "plans": plans, "deterministic": deterministic}
+            plans = stack.plans_by_block(self.attention, plans)
             x_BxTxW = stack.scan_blocks(
-                self.blocks, self.num_layers, x_BxTxW, mask, keys=keys, remat=self.remat, **options
+                self.stacked_blocks,
+                self.num_layers,
+                x_BxTxW,
+                mask,
+                keys=keys,
+                deterministic=deterministic,
+                plans=plans,
+                shared=self.share_attention_params,
+                remat=self.remat,
             )
         else:
             x_BxTxW = stack.run_blocks(
@@ -182,14 +203,51 @@ class EncoderClassifier(nnx.Module):
             )
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
-        x_BxTxW = x_BxTxW.astype(jnp.float32)
-        return self.classify(masked_mean(x_BxTxW, mask) if self.cls is None else x_BxTxW[:, 0])
+        return x_BxTxW.astype(jnp.float32)
 
-    def unrolled(self) -> EncoderClassifier:
+    def pool(self, x: Array, mask: Array | None) -> Array:
+        """One vector for each example of what `encode` gave, `[batch, width]`: CLS, or the mean of the real tokens."""
+        return masked_mean(x, mask) if self.cls is None else x[:, 0]
+
+    @property
+    def stacked_blocks(self) -> list[EncoderBlock]:
+        """The scanned blocks, one for each entry of `attention`."""
+        return list(self.blocks) if self.period > 1 else [self.blocks]
+
+    def unrolled(self) -> Self:
         """The same model with its blocks in a list, `blocks[i]`, and nothing recomputed: to look at layer by layer."""
         model = nnx.merge(*nnx.split(self))
         if self.scan_layers:
             shared = self.share_attention_params
-            model.blocks = nnx.List(stack.unstack_blocks(model.blocks, self.num_layers, self.attention, shared=shared))
+            blocks = stack.unstack_blocks(model.stacked_blocks, self.num_layers, self.attention, shared=shared)
+            model.blocks = nnx.List(blocks)
         model.scan_layers = model.remat = False
         return model
+
+
+def _check_attention(
+    attention: Attention, num_positions: int, num_layers: int, pooling: str | None, scan: bool, share: bool
+) -> None:
+    if pooling == "cls" and attention.causal:
+        raise ArgumentError(
+            "pooling",
+            "pooling must be 'mean' where attention is causal, got 'cls': its vector stands in front of the tokens and "
+            "would see none of them",
+        )
+    ops = entries(attention)
+    for index, op in enumerate(ops):
+        path = f"attention.layers[{index}]" if len(ops) > 1 else "attention"
+        for key, part in ((path, op), (f"{path}.position", getattr(op, "position", None))):
+            if (longest := getattr(part, "max_len", None)) is not None and longest < num_positions:
+                raise ArgumentError(
+                    f"{key}.max_len",
+                    f"{key}.max_len must be at least {num_positions}, the positions of the model, got {longest}",
+                )
+    if num_layers < len(ops):
+        raise ValueError(f"num_layers must be at least {len(ops)}, the entries of attention, got {num_layers}")
+    if scan and num_layers % len(ops):
+        raise ValueError(
+            f"num_layers must be a multiple of {len(ops)}, the entries of attention, for scan_layers, got {num_layers}"
+        )
+    if share and not any(map(has_params, ops)):
+        raise ValueError(f"share_attention_params must be False where attention has no parameters, got {attention}")

@@ -32,6 +32,7 @@ class AttentionFn(AttentionCallable, nnx.Module):
       num_heads, head_dim: of the queries. Needed only if the op has parameters.
       num_kv_heads: heads of keys and values; None means `num_heads`.
       max_len: longest length, for an op whose parameters depend on it and that has no `max_len` of its own.
+      value_dim: depth of the values; None means `head_dim`.
       rngs: stream `params` draws the op's parameters and constants. Needed only if it has parameters: without it,
         constants are drawn from the op's seed.
 
@@ -47,12 +48,13 @@ class AttentionFn(AttentionCallable, nnx.Module):
         head_dim: int | None = None,
         num_kv_heads: int | None = None,
         max_len: int | None = None,
+        value_dim: int | None = None,
         rngs: nnx.Rngs | None = None,
     ):
         if not isinstance(op, Attention):
             raise ValueError(f"op must be an xformer.attention op, got {op!r}")
         params: dict[str, Any] = {}
-        shape = init_shape(op, max_len, num_heads or 1, head_dim or 1, num_kv_heads if num_heads else None)
+        shape = init_shape(op, max_len, num_heads or 1, head_dim or 1, num_kv_heads if num_heads else None, value_dim)
         if has_params(op):
             if num_heads is None or head_dim is None or rngs is None:
                 given = f"num_heads={num_heads}, head_dim={head_dim}, rngs={rngs and 'Rngs'}"

@@ -27,7 +27,7 @@ class EncoderBlock(nnx.Module):
 
     Args:
       width: features of the input and of the output.
-      num_heads, num_kv_heads, attention_fn: see MultiHeadAttention.
+      num_heads, num_kv_heads, head_dim, attention_fn: see MultiHeadAttention.
       mlp_dim: features of the hidden feed-forward layer.
       norm: "pre" or "post".
       dropout_rate: after attention and inside and after the feed-forward layer.
@@ -44,6 +44,7 @@ class EncoderBlock(nnx.Module):
         *,
         attention_fn: Attention | Callable[..., Array],
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         norm: Literal["pre", "post"] = "pre",
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
@@ -59,6 +60,7 @@ class EncoderBlock(nnx.Module):
             width,
             attention_fn=attention_fn,
             num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
             dropout_rate=attention_dropout_rate,
             **kwargs,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from xformer.attention import Attention, AttentionCallable, Options
+from xformer.attention import Attention, AttentionCallable, Options, Shape
 from xformer.attention.interface import CONSTANTS
 from xformer.nn.params import init_shape
 
@@ -42,9 +42,10 @@ class AttentionFn(AttentionCallable, nn.Module):
 
     def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         if options.params is None:
-            constants = self._own_constants(query, key)
+            shape = self._shape(query, key, value)
+            constants = self._own_constants(shape)
             own = {CONSTANTS: {name: held.value for name, held in constants.items()}} if constants else {}
-            options = dataclasses.replace(options, params=self._own_params(query, key) | own)
+            options = dataclasses.replace(options, params=self._own_params(shape) | own)
             if constants and self.is_mutable_collection(CONSTANTS) and not self.is_initializing():
                 stop = jax.lax.stop_gradient
                 after = self.op.update(own[CONSTANTS], stop(query), stop(key), options.mask)
@@ -55,8 +56,11 @@ class AttentionFn(AttentionCallable, nn.Module):
             options.module.sow("intermediates", "attention_weights", weights)
         return self.op.attend_with(query, key, value, dataclasses.replace(options, module=None))
 
-    def _own_constants(self, query: Array, key: Array) -> dict[str, Any]:
-        shape = init_shape(self.op, self.max_len, query.shape[-2], query.shape[-1], key.shape[-2])
+    def _shape(self, query: Array, key: Array, value: Array) -> Shape:
+        num_heads, head_dim = query.shape[-2:]
+        return init_shape(self.op, self.max_len, num_heads, head_dim, key.shape[-2], value.shape[-1])
+
+    def _own_constants(self, shape: Shape) -> dict[str, Any]:
         seed = jax.random.key(getattr(self.op, "seed", 0))
         names = jax.eval_shape(lambda: self.op.constants(seed, shape))
 
@@ -65,7 +69,6 @@ class AttentionFn(AttentionCallable, nn.Module):
 
         return {name: self.variable(CONSTANTS, name, draw, name) for name in names}
 
-    def _own_params(self, query: Array, key: Array) -> dict[str, Any]:
-        shape = init_shape(self.op, self.max_len, query.shape[-2], query.shape[-1], key.shape[-2])
+    def _own_params(self, shape: Shape) -> dict[str, Any]:
         names = jax.eval_shape(lambda: self.op.init(jax.random.key(0), shape))
         return {name: self.param(name, lambda rng, name=name: self.op.init(rng, shape)[name]) for name in names}

@@ -1,9 +1,9 @@
-"""Multi-head self-attention around any op."""
+"""Multi-head attention around any op."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,24 +12,30 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention
 from xformer.nn.attention_fn import AttentionFn
+from xformer.nn.cache import Cache, init_cache
 from xformer.nn.check import check_heads, check_rates
 
 Array = jax.Array
 
 
 class MultiHeadAttention(nnx.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2).
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), to a sequence itself or to another one.
 
     Args:
-      num_heads: query heads; must divide `width`.
+      num_heads: query heads.
       width: features of the input and of the output.
       attention_fn: an `xformer.attention` op, an AttentionFn, or any function that `nnx.MultiHeadAttention` takes. An
         op is put in an AttentionFn of its own; an AttentionFn given to several layers shares its parameters.
       num_kv_heads: key and value heads, each serving num_heads / num_kv_heads query heads; None means `num_heads`.
+      head_dim: features of a head; None means `width / num_heads`.
       dropout_rate: share of the attention weights dropped in training, drawn for each example and head.
       use_bias: whether the four projections have a bias.
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params` draws the Glorot-uniform kernels.
+
+    Raises:
+      ValueError: heads that do not divide the width (where `head_dim` is not given) or each other, or a size or rate
+        out of range.
     """
 
     def __init__(
@@ -39,16 +45,16 @@ class MultiHeadAttention(nnx.Module):
         *,
         attention_fn: Attention | Callable[..., Array],
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         dropout_rate: float = 0.0,
         use_bias: bool = True,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_heads(width, num_heads, num_kv_heads)
+        head_dim = check_heads(width, num_heads, num_kv_heads, head_dim)
         check_rates(dropout_rate=dropout_rate)
         num_kv_heads = num_kv_heads or num_heads
-        head_dim = width // num_heads
         if isinstance(attention_fn, Attention):
             attention_fn = AttentionFn(
                 attention_fn, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, rngs=rngs
@@ -66,47 +72,112 @@ class MultiHeadAttention(nnx.Module):
         self.out = nnx.LinearGeneral((num_heads, head_dim), width, axis=(-2, -1), **kwargs)
         self.attention_fn = attention_fn
         self.dropout_rate = dropout_rate
+        self.kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
+
+    def init_cache(self, batch: int, max_len: int) -> Cache:
+        """An empty cache for decoding up to `max_len` tokens of `batch` sequences, as small as the op allows.
+
+        Raises:
+          ValueError: `attention_fn` is no op, or one that is not causal.
+        """
+        op = self.attention_fn.op if isinstance(self.attention_fn, AttentionFn) else None
+        if op is None:
+            raise ValueError(f"a cache needs an xformer.attention op as attention_fn, got {self.attention_fn!r}")
+        return init_cache(op, batch, max_len, self.kv_heads, self.head_dim, self.dtype)
+
+    @overload
+    def __call__(
+        self,
+        x: Array,
+        mask: Array | None = None,
+        *,
+        context: Array | None = None,
+        segment_ids: Array | tuple[Array, Array] | None = None,
+        cache: None = None,
+        query_offset: int | Array | None = None,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        plan: Any = None,
+    ) -> Array: ...
+
+    @overload
+    def __call__(
+        self,
+        x: Array,
+        mask: Array | None = None,
+        *,
+        cache: Cache,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+    ) -> tuple[Array, Cache]: ...
 
     def __call__(
         self,
         x: Array,
         mask: Array | None = None,
         *,
+        context: Array | None = None,
+        segment_ids: Array | tuple[Array, Array] | None = None,
+        cache: Cache | None = None,
+        query_offset: int | Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
-    ) -> Array:
-        """Attends within each sequence.
+    ) -> Array | tuple[Array, Cache]:
+        """Attends within each sequence, to `context`, or to the tokens so far.
 
         Args:
-          x: `[batch, length, width]`.
-          mask: bool `[batch, length]`, True where a token is real; None: all are.
-          deterministic: no dropout, and the op's constants stay as they are; False means training.
+          x: `[batch, length, width]`, what the queries are made of.
+          mask: bool `[batch, kv_len]`, True where a token that keys are made of is real; None: all are.
+          context: `[batch, kv_len, width]`, what keys and values are made of; None: `x` itself.
+          segment_ids: int `[batch, length]`; tokens of different segments do not attend to each other. With `context` a
+            tuple of two such arrays, for `x` and for `context`.
+          cache: what `init_cache` or the call before gave. `x` are the tokens that follow, one or more of them; real
+            ones come first (`mask`). Step by step, the outputs are those of the whole sequence at once.
+          query_offset: position of the first query among the keys, an int or an int array `[]` or `[batch]`; ops that
+            depend on positions need it where there are as many queries as keys no longer. The cache knows it itself.
+          deterministic: no dropout, and the op's constants stay as they are, as they do with a cache. False means
+            training: the op then updates them from the queries and keys of this call, those of a `context` too.
           rngs: stream `dropout` draws the dropout mask.
           plan: passed on to the op, for a layer whose number is known only at run time; see `Attention.plans`.
 
         Returns:
-          `[batch, length, width]` in `dtype`.
+          `[batch, length, width]` in `dtype`; with a cache also the next cache. Outputs for tokens beyond the cache's
+          `max_len` are NaN.
+
+        Raises:
+          ValueError: dropout without `rngs`; arguments that a cache decides; tokens beyond the cache's `max_len`, where
+            that is known when tracing.
         """
         dropout_rng = None
         if self.dropout_rate > 0 and not deterministic:
             if rngs is None:
                 raise ValueError(f"dropout_rate {self.dropout_rate} with deterministic=False needs rngs, got None")
             dropout_rng = rngs.dropout()
-        own: dict[str, Any] = {} if plan is None else {"plan": plan}
-        query_BxTxHxD, key_BxTxKxD = self.query(x), self.key(x)
-        mask_Bx1x1xT = None if mask is None else mask[:, None, None, :]
+        given = {"segment_ids": segment_ids, "query_offset": query_offset, "plan": plan}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        source = x if context is None else context
+        query, key, value = self.query(x), self.key(source), self.value(source)
+        following = None
+        if cache is None:
+            options["mask"] = None if mask is None else mask[:, None, None, :]
+        else:
+            if context is not None or options:
+                names = [*(["context"] if context is not None else []), *options]
+                raise ValueError(f"cache: a call with a cache takes no {', '.join(names)}")
+            query = cache.check(query)
+            following, key, value, options = cache.extend(key, value, mask)
         out_BxTxHxD = self.attention_fn(
-            query_BxTxHxD,
-            key_BxTxKxD,
-            self.value(x),
-            mask=mask_Bx1x1xT,
+            query,
+            key,
+            value,
             dropout_rng=dropout_rng,
             dropout_rate=self.dropout_rate,
             broadcast_dropout=False,
             deterministic=dropout_rng is None,
-            **own,
+            **options,
         )
-        if not deterministic and isinstance(self.attention_fn, AttentionFn):
-            self.attention_fn.update_constants(query_BxTxHxD, key_BxTxKxD, mask_Bx1x1xT)
-        return self.out(out_BxTxHxD)
+        if not deterministic and cache is None and isinstance(self.attention_fn, AttentionFn):
+            self.attention_fn.update_constants(query, key, options["mask"])
+        out = self.out(out_BxTxHxD)
+        return out if following is None else (out, following)

@@ -13,13 +13,20 @@ def own_max_len(op: Attention) -> int | None:
     return min((length for length in lengths if length is not None), default=None)
 
 
-def init_shape(op: Attention, max_len: int | None, num_heads: int, head_dim: int, num_kv_heads: int | None) -> Shape:
+def init_shape(
+    op: Attention,
+    max_len: int | None,
+    num_heads: int,
+    head_dim: int,
+    num_kv_heads: int | None,
+    value_dim: int | None = None,
+) -> Shape:
     """The shape to make the op's parameters for. ValueError if `max_len` differs from the op's own."""
     own = own_max_len(op)
     if own is not None and max_len is not None and own != max_len:
         raise ValueError(f"max_len must be None or the op's own, got max_len={max_len} for {op}")
     length = own or max_len or 1
-    return Shape(1, length, length, num_heads, head_dim, num_kv_heads)
+    return Shape(1, length, length, num_heads, head_dim, num_kv_heads, value_dim)
 
 
 def has_params(op: Attention) -> bool:

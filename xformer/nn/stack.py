@@ -1,4 +1,8 @@
-"""The blocks of a model, in a list or stacked: one block whose arrays have a leading axis of layers, to scan over."""
+"""The blocks of a model, in a list or stacked: blocks whose arrays have a leading axis of layers, to scan over.
+
+A stack of attention ops (`xformer.attention.Layers`) that repeats after `period` layers has `period` stacked blocks:
+number k holds the layers k, k + period, k + 2 period and so on. One op has a period of 1.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,35 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xformer.attention import Attention
+from xformer.attention import Attention, Layers
 from xformer.nn.block import EncoderBlock
 from xformer.nn.constant import Constant
 
 Array = jax.Array
 
 
-def share_attention_params(blocks: Sequence[EncoderBlock]) -> None:
-    """Gives all blocks the attention op's own parameters and constants of the first (Linformer's layerwise sharing)."""
+def share_attention_params(blocks: Sequence[EncoderBlock], period: int = 1) -> None:
+    """Gives blocks `period` apart the attention op's own parameters and constants of the first.
+
+    This is Linformer's layerwise sharing.
+    """
     attention_fns: list[Any] = [block.attention.attention_fn for block in blocks]
-    for attention_fn in attention_fns[1:]:
-        attention_fn.params, attention_fn.constants = attention_fns[0].params, attention_fns[0].constants
+    for index, attention_fn in enumerate(attention_fns[period:]):
+        first = attention_fns[index % period]
+        attention_fn.params, attention_fn.constants = first.params, first.constants
 
 
 def make_blocks(
-    make: Callable[[nnx.Rngs, int], EncoderBlock], num_layers: int, *, rngs: nnx.Rngs, shared: bool = False
+    make: Callable[[nnx.Rngs, int], EncoderBlock],
+    num_layers: int,
+    *,
+    rngs: nnx.Rngs,
+    period: int = 1,
+    shared: bool = False,
 ) -> list[EncoderBlock]:
     """The blocks of layers 0 to `num_layers` - 1, made one after the other by `make(rngs, layer)`.
 
-    `shared`: all have the attention op's own parameters of the first.
+    `shared`: layers `period` apart have the attention op's own parameters of the first of them.
     """
     if any(isinstance(count, jax.core.Tracer) for count in jax.tree.leaves(_counts(rngs))):
         # Flax looks through the trace so far whenever a key is drawn, in time quadratic in the number of layers unless
@@ -37,32 +50,43 @@ def make_blocks(
     else:
         blocks = [make(rngs, layer) for layer in range(num_layers)]
     if shared:
-        share_attention_params(blocks)
+        share_attention_params(blocks, period)
     return blocks
 
 
 def make_stacked(
-    make: Callable[[nnx.Rngs], EncoderBlock], num_layers: int, *, rngs: nnx.Rngs, shared: bool = False
-) -> EncoderBlock:
-    """One block with arrays `[layers, ...]`: those of `num_layers` blocks made one after the other, in one trace.
+    make: Callable[[nnx.Rngs, int], EncoderBlock],
+    num_layers: int,
+    *,
+    rngs: nnx.Rngs,
+    period: int = 1,
+    shared: bool = False,
+) -> list[EncoderBlock]:
+    """`period` blocks with arrays `[layers / period, ...]`: those of `num_layers` blocks made in turn, in one trace.
 
     Args:
-      make: makes a block; it draws equally often from `rngs` each time, and layers differ by what they draw alone.
+      make: makes the block of layer 0 to `period` - 1; it draws equally often from `rngs` each time, and layers
+        `period` apart differ by what they draw alone.
+      num_layers: a multiple of `period`.
       rngs: as for the first block; left as the last block leaves it.
-      shared: but one set of the attention op's own parameters, the first layer's.
+      shared: but one set of the attention op's own parameters for layers `period` apart, that of the first.
     """
     before = _counts(rngs)
-    graphdef, common, _ = _split(make(rngs), shared)
+    parts = [_split(make(rngs, layer), shared) for layer in range(period)]
     draws = jax.tree.map(lambda after, count: after - count, _counts(rngs), before)
 
-    def at(layer: Any) -> nnx.Rngs:
-        """The streams as they are when that layer's turn comes."""
-        return nnx.merge(*nnx.split(rngs, nnx.RngKey, ...)[:2], jax.tree.map(lambda n, d: n + layer * d, before, draws))
+    def at(step: Any) -> nnx.Rngs:
+        """The streams as they are when the turn of that step's layers comes."""
+        return nnx.merge(*nnx.split(rngs, nnx.RngKey, ...)[:2], jax.tree.map(lambda n, d: n + step * d, before, draws))
 
-    layers = jnp.arange(num_layers, dtype=jnp.uint32)
-    own = jax.vmap(lambda layer: _split(make(at(layer)), shared)[2])(layers)
-    nnx.update(rngs, jax.tree.map(lambda n, d: n + num_layers * d, before, draws))
-    return nnx.merge(graphdef, common, own)
+    def made(step: Any) -> list[Any]:
+        streams = at(step)
+        return [_split(make(streams, layer), shared)[2] for layer in range(period)]
+
+    steps = num_layers // period
+    own = jax.vmap(made)(jnp.arange(steps, dtype=jnp.uint32))
+    nnx.update(rngs, jax.tree.map(lambda n, d: n + steps * d, before, draws))
+    return [nnx.merge(graphdef, common, arrays) for (graphdef, common, _), arrays in zip(parts, own, strict=True)]
 
 
 def _counts(rngs: nnx.Rngs) -> Any:
@@ -71,17 +95,19 @@ def _counts(rngs: nnx.Rngs) -> Any:
 
 
 def unstack_blocks(
-    stacked: EncoderBlock, num_layers: int, attention: Attention, *, shared: bool = False
+    stacked: Sequence[EncoderBlock], num_layers: int, attention: Attention, *, shared: bool = False
 ) -> list[EncoderBlock]:
     """The blocks that `make_stacked` stacked; layer i attends with `attention.at_layer(i)`."""
-    graphdef, common, own = _split(stacked, shared)
+    period = len(stacked)
+    parts = [_split(block, shared) for block in stacked]
     blocks = []
     for index in range(num_layers):
-        block = nnx.merge(graphdef, common, jax.tree.map(lambda x, index=index: x[index], own))
+        graphdef, common, own = parts[index % period]
+        block = nnx.merge(graphdef, common, jax.tree.map(lambda x, row=index // period: x[row], own))
         block.attention.attention_fn.op = attention.at_layer(index)
         blocks.append(block)
     if shared:
-        share_attention_params(blocks)
+        share_attention_params(blocks, period)
     return blocks
 
 
@@ -121,41 +147,61 @@ def run_blocks(
 
 
 def scan_blocks(
-    stacked: EncoderBlock,
+    stacked: Sequence[EncoderBlock],
     num_layers: int,
     x: Array,
     mask: Array | None,
     *,
     keys: Array | None,
     deterministic: bool,
-    plans: Any = None,
+    plans: Sequence[Any],
     shared: bool = False,
     remat: bool = False,
 ) -> Array:
     """`run_blocks` for stacked blocks: one trace and one compiled body, however many layers there are.
 
     Args:
-      plans: what `Attention.plans` gives.
+      num_layers: a multiple of the number of stacked blocks, which are the layers of one step of the scan.
+      plans: for each stacked block the plans of its layers, see `plans_by_block`.
       shared: as given to `make_stacked`.
     """
-    graphdef, common, own = _split(stacked, shared)
-    shared_constants, common = nnx.filter_state(common, Constant, ...)
+    period = len(stacked)
+    graphdefs, commons, owns = map(list, zip(*(_split(block, shared) for block in stacked), strict=True))
+    # Constants that layers share are handed from one step to the next; those of a layer are a part of its own arrays.
+    split = [nnx.filter_state(common, Constant, ...) for common in commons]
+    constants, commons = [one for one, _ in split], [rest for _, rest in split]
+    if keys is not None:
+        keys = keys.reshape(num_layers // period, period)
 
-    def body(carry: tuple[Array, Any], layer: Any) -> tuple[tuple[Array, Any], Any]:
-        (x, shared_constants), (own, key, plan) = carry, layer
-        block = nnx.merge(graphdef, common, shared_constants, own)
+    def run(index: int, own: Any, constants: Any, x: Array, key: Array | None, plan: Any) -> tuple[Array, Any, Any]:
+        block = nnx.merge(graphdefs[index], commons[index], constants, own)
         x = _run(block, x, mask, key, deterministic, plan)
         _, after, own = _split(block, shared)
-        return (x, nnx.filter_state(after, Constant)), nnx.filter_state(own, Constant)
+        return x, nnx.filter_state(after, Constant), nnx.filter_state(own, Constant)
 
     if remat:
-        body = jax.checkpoint(body, prevent_cse=False)  # a scan keeps the copies apart by itself
-    (x, shared_constants), own_constants = jax.lax.scan(
-        body, (x, shared_constants), (own, keys, plans), length=num_layers
-    )
+        run = jax.checkpoint(run, prevent_cse=False, static_argnums=0)  # a scan keeps the copies apart by itself
+
+    def body(carry: tuple[Array, list[Any]], layers: Any) -> tuple[tuple[Array, list[Any]], list[Any]]:
+        (x, constants), (owns, keys, plans) = carry, layers
+        constants, after = [*constants], []
+        for index in range(period):
+            key = None if keys is None else keys[index]
+            x, constants[index], own = run(index, owns[index], constants[index], x, key, plans[index])
+            after.append(own)
+        return (x, constants), after
+
+    layers = (owns, keys, list(plans))
+    (x, constants), after = jax.lax.scan(body, (x, constants), layers, length=num_layers // period)
     if not deterministic:
-        nnx.update(stacked, shared_constants, own_constants)
+        for block, of_all, of_each in zip(stacked, constants, after, strict=True):
+            nnx.update(block, of_all, of_each)
     return x
+
+
+def plans_by_block(attention: Attention, plans: Any) -> Sequence[Any]:
+    """What `attention.plans` gave, for each stacked block of its layers."""
+    return plans if isinstance(attention, Layers) else [plans]
 
 
 def _run(

@@ -34,8 +34,8 @@ def _quality(comparison: Comparison, done: Sequence[Row]) -> str:
     ordered = sorted(done, key=lambda row: row.quality.mean, reverse=not comparison.higher_is_better)
     worst, best = ordered[0], ordered[-1]
     if all(len(row.chance_seeds) == row.finished for row in done):
-        return ("Every run ended at chance level: no result is clearly above always answering the commonest class, so "
-                "the variants cannot be told apart.")  # fmt: skip
+        return (f"Every run ended at chance level: no result is clearly {summary.above(comparison)} "
+                f"{summary.guesser(comparison)}, so the variants cannot be told apart.")  # fmt: skip
     if len(done) == 1:
         return f"{best.variant} reaches a {metric} of {spell(best)}; no other variant has a result."
     if len(few := [row for row in done if row.quality.count < MIN_SEEDS]):

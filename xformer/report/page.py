@@ -116,7 +116,9 @@ def _plots(
     over = "mean over seeds, bands and bars are 95 % intervals over seeds (Student t)" if several else (
         "one seed, no intervals")  # fmt: skip
     chance = summary.baseline(comparison, "test")
-    guess = f" Always answering the commonest class gives {formatting.percent(chance)}." if chance >= 0 else ""
+    shown = formatting.percent(chance) if comparison.metric == "accuracy" else f"{chance:.4f}"
+    guesser = summary.guesser(comparison)
+    guess = f" {guesser[0].upper()}{guesser[1:]} gives {shown}." if math.isfinite(chance) else ""
     left_out = " Variants with a run at chance level are not filled." if any(row.chance_seeds for row in rows) else ""
     cost_caption = [
         "The attention operation alone. A ring marks the length from which a variant is cheaper than "

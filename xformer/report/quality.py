@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xformer.report import formatting, labels, style
 from xformer.report.results import Comparison
 from xformer.report.stats import Estimate, estimate
-from xformer.report.summary import Row, baseline, data_differ
+from xformer.report.summary import Row, baseline, baseline_title, data_differ
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
         style.log_axis(ax, "x", formatting.tick_flops)
         ax.set_xlabel("training FLOPs so far")
         _quality_axis(ax, comparison, every, "validation", chance)
-        line = _chance_line(ax, chance, theme)
+        line = _chance_line(ax, chance, theme, baseline_title(comparison))
         fig.draw_without_rendering()
         ends = [(points[-1][0], points[-1][1].mean, name, palette.colour(name)) for name, points in drawn.items()]
         lines = [[(x, value.mean) for x, value in points] for points in drawn.values()]
@@ -130,7 +130,7 @@ def _draw_panel(ax: Axes, panel: Panel, comparison: Comparison, rows: Sequence[R
     style.margins_log(ax, costs)
     style.log_axis(ax, "x", panel.tick)
     _quality_axis(ax, comparison, [row.quality for row in rows], "test")
-    _chance_line(ax, baseline(comparison, "test"), palette.theme)
+    _chance_line(ax, baseline(comparison, "test"), palette.theme, baseline_title(comparison))
 
 
 def front(rows: Sequence[Row], cost: Callable[[Row], float], higher_is_better: bool) -> list[Row]:
@@ -172,10 +172,10 @@ def _quality_axis(
         style.percent_axis(ax)
 
 
-def _chance_line(ax: Axes, share: float, theme: style.Theme) -> list[labels.Label]:
-    """Draws the accuracy of always answering the commonest class, if the axis reaches it; what to write at its end."""
+def _chance_line(ax: Axes, score: float, theme: style.Theme, title: str) -> list[labels.Label]:
+    """Draws what a guesser scores that reads nothing, if the axis reaches it; what to write at the line's end."""
     low, high = ax.get_ylim()
-    if not low <= share <= high:
+    if not low <= score <= high:
         return []
-    ax.axhline(share, color=theme.muted, lw=1, ls=":")
-    return [(ax.get_xlim()[1], share, "commonest class", theme.muted)]
+    ax.axhline(score, color=theme.muted, lw=1, ls=":")
+    return [(ax.get_xlim()[1], score, title, theme.muted)]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-METRICS = {"accuracy": True, "loss": False}  # in order of preference; whether higher is better
+METRICS = {"accuracy": "max", "loss": "min"}  # where results say nothing, in order of preference: which way is better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,16 @@ class Run:
     def info(self) -> Mapping[str, Any]:
         """What the result says of the data: `majority_accuracy`, `digest` and more; empty where it says nothing."""
         return mapping((self.result or {}).get("info"))
+
+    @property
+    def guesser(self) -> str:
+        """What the trivial guesser does whose scores the result holds; empty where it holds none."""
+        return str(mapping((self.result or {}).get("baseline")).get("name", ""))
+
+    def guess(self, metric: str, split: str) -> float:
+        """What the trivial guesser scores on a split, NaN where the result doesn't say."""
+        scores = mapping(mapping((self.result or {}).get("baseline")).get("scores"))
+        return number(mapping(scores.get(split)), metric)
 
     @property
     def digest(self) -> str | None:
@@ -67,7 +77,8 @@ class Comparison:
     """All runs of a comparison by variant, the reference first.
 
     Attributes:
-      metric: what quality means here: a key of METRICS.
+      metric: what quality means here: what all runs select by, or else a key of METRICS.
+      higher_is_better: whether more of it is better.
       reference: the variant that the others are set against: full attention without a position term, else the first.
     """
 
@@ -75,6 +86,7 @@ class Comparison:
     runs: Mapping[str, Sequence[Run]]
     seeds: Sequence[int]
     metric: str
+    higher_is_better: bool
     reference: str
 
     def finished(self, variant: str) -> list[Run]:
@@ -87,10 +99,6 @@ class Comparison:
     @property
     def variants(self) -> list[str]:
         return list(self.runs)
-
-    @property
-    def higher_is_better(self) -> bool:
-        return METRICS[self.metric]
 
 
 def run_folder(workdir: Path, variant: str, seed: int) -> Path:
@@ -116,15 +124,28 @@ def load(workdir: Path) -> Comparison:
     # The reference first, the others as configured: JSON written from a ConfigDict has them by name.
     variants = sorted(settings, key=lambda variant: variant != reference)
     runs = {variant: [_read_run(workdir, variant, seed) for seed in seeds] for variant in variants}
-    tests = [mapping(run.result.get("test")) for runs_ in runs.values() for run in runs_ if run.result is not None]
-    metric = next((name for name in METRICS if tests and all(name in test for test in tests)), "accuracy")
+    metric, direction = _metric([run.result for some in runs.values() for run in some if run.result is not None])
     return Comparison(
         name=str(config.get("name", workdir.name)),
         runs=runs,
         seeds=seeds,
         metric=metric,
+        higher_is_better=direction == "max",
         reference=reference,
     )
+
+
+def _metric(results: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """(the metric that results are compared by, "min" or "max")."""
+    known = [name for name in METRICS if results and all(name in mapping(result.get("test")) for result in results)]
+    chosen = {str(result.get("select_metric")) for result in results}
+    better = mapping(results[0].get("better")) if results else {}
+    selected = next(iter(chosen)) if len(chosen) == 1 else ""
+    # Runs that select by loss are compared by accuracy where they have one.
+    if selected in better and selected != "loss" and all(selected in mapping(r.get("test")) for r in results):
+        return selected, str(better[selected])
+    metric = known[0] if known else "accuracy"
+    return metric, METRICS[metric]
 
 
 def _attention(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:

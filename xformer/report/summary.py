@@ -24,7 +24,7 @@ class Row:
       quality: the metric on the test split; empty where the variant's runs were made on different data.
       examples_half_width: half the 95 % interval of the mean accuracy that the number of test examples leaves; 0 for
         other metrics, and where the number is not known.
-      chance_seeds: seeds whose test accuracy is not clearly above that of always answering the commonest class.
+      chance_seeds: seeds whose test metric is not clearly better than that of a guesser that reads nothing.
       broken_seeds: seeds whose metric is NaN or infinite; `quality` leaves them out.
       input_wait: share of training time spent waiting for data.
     """
@@ -60,7 +60,9 @@ def _row(comparison: Comparison, variant: str) -> Row:
         examples_half_width=_examples_half_width(comparison.metric, quality, runs),
         finished=len(runs),
         planned=len(comparison.runs[variant]),
-        chance_seeds=tuple(run.seed for run in runs if is_at_chance(run)),
+        chance_seeds=tuple(
+            run.seed for run in runs if is_at_chance(run, comparison.metric, comparison.higher_is_better)
+        ),
         broken_seeds=tuple(run.seed for run, value in zip(runs, values, strict=True) if not math.isfinite(value)),
         num_params=_over(runs, "num_params", max),
         flops_per_step=_over(runs, "flops_per_step", statistics.median),
@@ -97,20 +99,47 @@ def _over(runs: Sequence[Run], key: str, combine: Callable[[list[float]], float]
     return float(combine(values)) if values else math.nan
 
 
-def majority(run: Run, split: str = "test") -> float:
-    """Accuracy of always answering the commonest class of a split, NaN where the result doesn't say."""
-    return number(run.info.get("majority_accuracy"), split)
+def baseline_of(run: Run, metric: str, split: str = "test") -> float:
+    """What a guesser scores that reads nothing, NaN where the result doesn't say.
+
+    For an accuracy that is always answering the commonest class of the split, where classes have shares; else what the
+    result's own baseline scores.
+    """
+    majority = number(run.info.get("majority_accuracy"), split) if metric == "accuracy" else math.nan
+    return majority if math.isfinite(majority) else run.guess(metric, split)
 
 
 def baseline(comparison: Comparison, split: str) -> float:
-    """`majority` of the runs that know it, NaN where none does or the metric is no accuracy."""
-    known = [share for run in comparison.all_runs() if math.isfinite(share := majority(run, split))]
-    return known[0] if known and comparison.metric == "accuracy" else math.nan
+    """`baseline_of` the comparison's metric in the runs that know it, NaN where none does."""
+    known = (baseline_of(run, comparison.metric, split) for run in comparison.all_runs())
+    return next((value for value in known if math.isfinite(value)), math.nan)
 
 
-def is_at_chance(run: Run) -> bool:
-    """Whether a finished run ended at chance level on the test split."""
-    return at_chance(run.test("accuracy"), run.test("examples"), majority(run))
+def above(comparison: Comparison) -> str:
+    """What is better than a value of the metric: "above" or "below" it."""
+    return "above" if comparison.higher_is_better else "below"
+
+
+def guesser(comparison: Comparison) -> str:
+    """What the baseline does, for the middle of a sentence: "always answering the commonest class"."""
+    runs = list(comparison.all_runs())
+    names = [run.guesser for run in runs if run.guesser]
+    if not names or any("majority_accuracy" in run.info for run in runs):
+        return "always answering the commonest class"
+    return f"a guesser that {names[0]}"
+
+
+def baseline_title(comparison: Comparison) -> str:
+    """What stands above, and beside, the score of a guesser that reads nothing."""
+    return "commonest class" if guesser(comparison).endswith("commonest class") else "trivial guess"
+
+
+def is_at_chance(run: Run, metric: str = "accuracy", higher_is_better: bool = True) -> bool:
+    """Whether a finished run ended at chance level on the test split: not clearly above the baseline."""
+    if metric == "accuracy":
+        return at_chance(run.test(metric), run.test("examples"), baseline_of(run, metric))
+    value, guess = run.test(metric), run.guess(metric, "test")
+    return value <= guess if higher_is_better else value >= guess  # False where one is NaN
 
 
 def warnings(comparison: Comparison) -> list[str]:
@@ -124,8 +153,8 @@ def warnings(comparison: Comparison) -> list[str]:
             found.append(f"{row.variant}: the test {comparison.metric} of {_seeds(row.broken_seeds)} is no finite "
                          "number; the mean leaves it out")  # fmt: skip
         if row.chance_seeds:
-            found.append(f"{row.variant}: {_seeds(row.chance_seeds)} ended at chance level: test accuracy is not "
-                         "clearly above always answering the commonest class")  # fmt: skip
+            found.append(f"{row.variant}: {_seeds(row.chance_seeds)} ended at chance level: test {comparison.metric} "
+                         f"is not clearly {above(comparison)} {guesser(comparison)}")  # fmt: skip
         change = row.num_params / reference.num_params - 1 if reference.num_params else math.nan
         if math.isfinite(change) and abs(change) > MAX_PARAM_DIFFERENCE:
             found.append(f"{row.variant} has {abs(change):.0%} {'more' if change > 0 else 'fewer'} parameters than "

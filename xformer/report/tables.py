@@ -94,12 +94,15 @@ def _variant(row: Row, reference: Row, metric: str, waits: bool, compare: bool) 
 def runs(comparison: Comparison) -> Table:
     """One row a run, with what became of it."""
     headers = ("variant", "seed", "state", f"test {comparison.metric}", f"validation {comparison.metric}", "best step",
-               "commonest class", "step time", *(["data"] if summary.digests(comparison) else []))  # fmt: skip
-    return Table(headers, tuple(_run(run, comparison.metric)[: len(headers)] for run in comparison.all_runs()))
+               summary.baseline_title(comparison), "step time",
+               *(["data"] if summary.digests(comparison) else []))  # fmt: skip
+    return Table(headers, tuple(_run(run, comparison)[: len(headers)] for run in comparison.all_runs()))
 
 
-def _run(run: Run, metric: str) -> tuple[str, ...]:
-    state = CHANCE if run.result is not None and summary.is_at_chance(run) else run.status
+def _run(run: Run, comparison: Comparison) -> tuple[str, ...]:
+    metric = comparison.metric
+    chance = run.result is not None and summary.is_at_chance(run, metric, comparison.higher_is_better)
+    state = CHANCE if chance else run.status
     show = (
         formatting.percent
         if metric == "accuracy"
@@ -113,7 +116,7 @@ def _run(run: Run, metric: str) -> tuple[str, ...]:
         show(run.test(metric)),
         show(number((run.result or {}).get("eval"), metric)),
         f"{best:,.0f}" if math.isfinite(best) else formatting.MISSING,
-        formatting.percent(summary.majority(run)),
+        show(summary.baseline_of(run, metric)),
         formatting.milliseconds(number(run.result, "step_time_ms")),
         formatting.MISSING if run.digest is None else run.digest[:12],
     )

@@ -12,14 +12,24 @@ from typing import Any
 
 from xformer.checks import did_you_mean
 from xformer.lookup import Table
+from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
+from xformer.tasks.family import Family
 from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
+from xformer.tasks.multi_label import MultiLabel
+from xformer.tasks.regression import Regression
+from xformer.tasks.retrieval import Retrieval
+from xformer.tasks.sizes import Sizes
+from xformer.tasks.tagging import Tagging
+from xformer.tasks.token_classification import TokenClassification
 
-TASKS: Table[type[Task]] = Table({"listops": ListOps, "imdb": Imdb, "documents": Documents}, kind=Task)
+TASKS: Table[type[Task]] = Table(
+    {"listops": ListOps, "imdb": Imdb, "documents": Documents, "retrieval": Retrieval, "tagging": Tagging}, kind=Task
+)
 """The tasks by the name a config gives them."""
 
 
@@ -44,13 +54,21 @@ def build(config: Mapping[str, Any]) -> Task:
 
 __all__ = [
     "TASKS",
+    "Classification",
     "DataMissing",
     "Documents",
+    "Family",
     "Imdb",
     "ListOps",
+    "MultiLabel",
     "Preprocessing",
+    "Regression",
+    "Retrieval",
+    "Sizes",
+    "Tagging",
     "Task",
     "TaskData",
+    "TokenClassification",
     "build",
     "default_data_dir",
     "load_preprocessing",

@@ -7,14 +7,17 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xformer.tasks import pipeline, store, vocab
+from xformer.tasks.classification import Classification
+from xformer.tasks.family import Family
 from xformer.tasks.ragged import Ragged
+from xformer.tasks.sizes import Sizes
 
 if TYPE_CHECKING:
     import grain
@@ -25,27 +28,56 @@ _FILE = "preprocessing.json"
 _VOCABULARY = "vocabulary.json"
 
 
+Text = str | tuple[str, str]
+"""What a model reads: a text, or two of them where it compares documents."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Preprocessing:
-    """Turns texts into a model's arguments as in training: the vocabulary, the length, and the names of the classes."""
+    """Turns texts into a model's arguments as in training.
+
+    Attributes:
+      vocabulary: text to token ids.
+      max_len: tokens that each text is cut or padded to.
+      class_names: names of the classes or labels, in the order of the model's outputs; empty for numbers.
+      num_texts: documents of an example, 1 or 2.
+      center, scale: a number is the model's output x scale + center; `scale` is None where it gives no numbers.
+    """
 
     vocabulary: vocab.Vocabulary
     max_len: int
     class_names: list[str]
+    num_texts: int = 1
+    center: float = 0.0
+    scale: float | None = None
 
-    def __call__(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    def __call__(self, texts: Sequence[Text]) -> dict[str, np.ndarray]:
         """`inputs` int32 [texts, max_len], cut at `max_len` and padded with 0, and `mask` bool, True at tokens.
 
-        All texts are padded to `max_len`, as the batches of training are, so that a pattern that depends on the padded
-        length (that of a bidirectional BigBird) is the one that the model was trained with.
+        Of pairs of texts, the second ones are `inputs2` and `mask2`. All texts are padded to `max_len`, as the batches
+        of training are, so that a pattern that depends on the padded length (that of a bidirectional BigBird) is the
+        one that the model was trained with.
 
-        Raises ValueError for a single string in place of a list, and for an empty text.
+        Raises ValueError for a single string in place of a list, for an empty text, and for one text where two are
+        needed.
         """
         return self.encode(texts)[0]
 
-    def encode(self, texts: Sequence[str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """What a call returns, and which texts were cut, bool [texts]. Raises ValueError as a call does."""
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    def encode(self, texts: Sequence[Text]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """What a call returns, and which examples were cut, bool [texts]. Raises ValueError as a call does."""
+        if self.num_texts == 1:
+            inputs, truncated = self._encode(texts)
+            return {"inputs": inputs, "mask": inputs > 0}, truncated
+        pairs: list[Any] = [] if isinstance(texts, str) else list(texts)
+        if isinstance(texts, str) or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise ValueError(f"texts must be a list of pairs of strings (text, text2), got {texts!r:.60}")
+        inputs, truncated = self._encode([first for first, _ in pairs])
+        inputs2, truncated2 = self._encode([second for _, second in pairs])
+        features = {"inputs": inputs, "mask": inputs > 0, "inputs2": inputs2, "mask2": inputs2 > 0}
+        return features, truncated | truncated2
+
+    def _encode(self, texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        if isinstance(texts, str) or not hasattr(texts, "__len__") or not all(_is_text(text) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
         ids = self.vocabulary.encode_batch(texts)
         empty = [index for index, sequence in enumerate(ids) if not sequence or not texts[index].strip()]
@@ -54,25 +86,32 @@ class Preprocessing:
         inputs = np.zeros((len(ids), self.max_len), np.int32)
         for row, sequence in zip(inputs, ids, strict=True):
             row[: len(sequence)] = sequence[: self.max_len]
-        truncated = np.array([len(sequence) > self.max_len for sequence in ids], bool)
-        return {"inputs": inputs, "mask": inputs > 0}, truncated
+        return inputs, np.array([len(sequence) > self.max_len for sequence in ids], bool)
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the meaning of inputs and outputs: `vocabulary` (a digest), `class_names`, `max_len`."""
+        """What decides the meaning of inputs and outputs: `vocabulary` (a digest), `class_names`, `max_len`, ..."""
         vocabulary = json.dumps(self.vocabulary.to_json(), sort_keys=True)
         return {
             "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
             "class_names": list(self.class_names),
             "max_len": self.max_len,
+            **self._unusual,
         }
 
-    def save(self, directory: str | Path) -> None:
-        """Writes the vocabulary and the rest into a run's directory."""
+    @property
+    def _unusual(self) -> dict[str, Any]:
+        """What the first version did not know, where it is not as it was then: its files and digests stay valid."""
+        found: dict[str, Any] = {} if self.num_texts == 1 else {"num_texts": self.num_texts}
+        return found if self.scale is None else found | {"center": self.center, "scale": self.scale}
+
+    def save(self, directory: str | Path, sizes: Sizes | None = None) -> None:
+        """Writes the vocabulary and the rest into a run's directory, with the model's `sizes` for readers."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self.vocabulary.save(directory / _VOCABULARY)
-        rest = {"max_len": self.max_len, "class_names": self.class_names}
+        rest = {"max_len": self.max_len, "class_names": self.class_names, **self._unusual}
+        rest |= {"sizes": sizes} if sizes is not None else {}
         (directory / _FILE).write_text(json.dumps(rest) + "\n", encoding="utf-8")
 
 
@@ -80,32 +119,48 @@ def load_preprocessing(directory: str | Path) -> Preprocessing:
     """The preprocessing that a run saved. Raises FileNotFoundError where there is none."""
     directory = Path(directory)
     rest = json.loads((directory / _FILE).read_text(encoding="utf-8"))
-    return Preprocessing(vocab.load(directory / _VOCABULARY), rest["max_len"], rest["class_names"])
+    more = {key: rest[key] for key in ("num_texts", "center", "scale") if key in rest}
+    return Preprocessing(vocab.load(directory / _VOCABULARY), rest["max_len"], rest["class_names"], **more)
 
 
 class TaskData:
     """The splits of a task in memory (mapped), cut to `max_len` tokens as they are read.
 
-    num_classes, vocab_size (padding included), max_len: int; class_names, in the order of the labels; vocabulary;
-    splits. fingerprint, JSON-able: all that a model is trained and evaluated on, part by part: digests of the texts and
-    of the labels of each split and of the vocabulary, class_names, max_len, and `digest`, one for all of them, whatever
-    the files are called. info, JSON-able: that digest, num_examples, truncated (the share of inputs cut), median_length
-    in tokens, label_shares and majority_accuracy (what always answering the split's commonest class scores), each by
-    split, and where the data is from.
+    Attributes:
+      num_classes, vocab_size, max_len: outputs of the model, token ids (padding included), tokens; together `sizes`.
+      vocabulary, class_names, splits: the names in the order of the labels.
+      center, scale: of labels that are numbers; 0 and 1 elsewhere.
+      fingerprint: JSON-able, all that a model is trained and evaluated on, part by part: digests of the texts and of
+        the labels of each split and of the vocabulary, class_names, max_len, and `digest`, one for all of them,
+        whatever the files are called.
+      info: JSON-able, that digest, num_examples, truncated (the share of inputs cut), median_length in tokens, and what
+        the family says of the labels, such as label_shares and majority_accuracy (what always answering the split's
+        commonest class scores), each by split, and where the data is from.
+
+    Args:
+      corpus: the prepared splits.
+      max_len: tokens that a text is cut to.
+      family: the kind of target.
     """
 
-    def __init__(self, corpus: store.Corpus, max_len: int):
+    def __init__(self, corpus: store.Corpus, max_len: int, family: Family = Classification()):  # noqa: B008
         self.max_len = max_len
         self.vocabulary = corpus.vocabulary
         self.class_names = corpus.class_names
         self.vocab_size = corpus.vocabulary.size
-        self.num_classes = len(corpus.class_names)
-        self.preprocess = Preprocessing(self.vocabulary, max_len, self.class_names)
+        self.num_classes = family.num_outputs(corpus.class_names)
+        self.sizes = Sizes({"vocab_size": self.vocab_size, "num_classes": self.num_classes, "max_len": max_len})
         self._splits = corpus.splits
-        shares = {
-            split: np.bincount(examples.labels, minlength=self.num_classes) / max(len(examples), 1)
-            for split, examples in corpus.splits.items()
-        }
+        self._numbers: dict[str, Any] = {"center": corpus.center, "scale": corpus.scale}
+        self.center, self.scale = corpus.center, 1.0 if corpus.scale is None else corpus.scale
+        first = next(iter(corpus.splits.values()))
+        self.labels_are_sequences = first.label_offsets is not None
+        num_texts = 1 if first.tokens2 is None else 2
+        self.preprocess = Preprocessing(self.vocabulary, max_len, self.class_names, num_texts, **self._numbers)
+        facts: dict[str, dict[str, Any]] = {}
+        for split, examples in corpus.splits.items():
+            for name, value in family.facts(examples.labels, self.num_classes).items():
+                facts.setdefault(name, {})[split] = value
         truncated = {split: _share(e.lengths > max_len) for split, e in corpus.splits.items()}
         parts = {**corpus.digests, **self.preprocess.fingerprint}
         total = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -119,8 +174,7 @@ class TaskData:
             "max_len": max_len,
             "median_length": {split: float(np.median(e.lengths)) for split, e in corpus.splits.items()},
             "truncated": truncated,
-            "label_shares": {split: [round(float(share), 6) for share in values] for split, values in shares.items()},
-            "majority_accuracy": {split: round(float(values.max()), 6) for split, values in shares.items()},
+            **facts,
         }
         logger.info(self.summary)
 
@@ -158,6 +212,7 @@ class TaskData:
             self._examples(split),
             batch_size,
             max_len=self.max_len,
+            **self._numbers,
             seed=seed,
             shuffle=shuffle,
             epochs=epochs,
@@ -165,9 +220,20 @@ class TaskData:
             shard_count=shard_count,
         )
 
+    def labels(self, split: str) -> np.ndarray:
+        """The stored labels of a split, all examples' one after the other; see `Ragged.labels`."""
+        return self._examples(split).labels
+
+    def targets(self, split: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+        """What the batches of a split hold besides texts, example by example in order; the last may be smaller."""
+        examples = self._examples(split)
+        for start in range(0, len(examples), batch_size):
+            chosen = np.arange(start, min(start + batch_size, len(examples)))
+            yield pipeline.read_targets(examples, chosen, len(chosen), max_len=self.max_len, **self._numbers)
+
     def save(self, directory: str | Path) -> None:
         """Stores the preprocessing with a run, for `load_preprocessing`."""
-        self.preprocess.save(directory)
+        self.preprocess.save(directory, self.sizes)
 
     def _examples(self, split: str) -> Ragged:
         if split not in self._splits:
@@ -177,3 +243,8 @@ class TaskData:
 
 def _share(values: Iterable[bool]) -> float:
     return round(float(np.mean(np.asarray(values))), 6)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a string of whole characters: half of a surrogate pair, as JSON may hold, is none."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)

@@ -40,6 +40,10 @@ class Imdb(TextTask):
         super().__post_init__()
         checks.choice(self.name, "source", self.source, get_args(SourceName))
 
+    @property
+    def known_classes(self) -> list[str]:
+        return CLASS_NAMES
+
     def _source(self, data_dir: str | Path | None) -> Source:
         root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
         if self.source in ("auto", "tfds") and (prepared := _find_tfds(root)):

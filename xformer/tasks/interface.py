@@ -11,18 +11,38 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from xformer.tasks.dataset import TaskData
+from xformer.tasks import baseline
+from xformer.tasks.classification import Classification
+from xformer.tasks.dataset import Preprocessing, TaskData
+from xformer.tasks.family import Array, Family, Metric, Sums
 from xformer.tasks.location import Progress
+from xformer.tasks.sizes import Sizes
+
+ASSUMED_CLASSES = 10  # where only the data can tell, and there is none yet
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
-    """Classification of token sequences. A task is a value: its fields are checked when it is made, no file read."""
+    """A data set and what is asked of it. A task is a value: its fields are checked when it is made, no file read.
+
+    A new task says its `length`, `prepare`, `open` and `sizes`; loss, metrics and baseline are those of its `family`,
+    one class an example unless it says otherwise. Overriding `metrics`, `finish` and `better` makes others.
+    """
+
+    @property
+    def family(self) -> Family:
+        """The kind of target: `Classification`, `MultiLabel`, `Regression` or `TokenClassification`."""
+        return Classification()
+
+    @property
+    def num_texts(self) -> int:
+        """Documents of an example: 2 for a model that compares two."""
+        return 1
 
     @property
     def better(self) -> Mapping[str, str]:
-        """Whether less ("min") or more ("max") is better, by metric: a run keeps the best checkpoint by it."""
-        return {"accuracy": "max", "loss": "min"}
+        """Whether less ("min") or more ("max") is better, by metric; a run selects by the first if it isn't told."""
+        return self.family.better
 
     @property
     @abc.abstractmethod
@@ -40,32 +60,72 @@ class Task(abc.ABC):
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         """The data that `prepare` made. Raises DataMissing if it isn't there."""
 
-    def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's arguments: `inputs` int32 [batch, length], `mask` bool [batch, length], True at real tokens."""
-        return {"inputs": batch["inputs"], "mask": batch["inputs"] > 0}
+    def sizes(self, preprocessing: Preprocessing | None = None) -> Sizes:
+        """What the model needs to know: `vocab_size` (padding included), `num_classes` (its outputs) and `max_len`.
 
-    def metrics(self, outputs: jax.Array, batch: Mapping[str, Any]) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """(sum, weight) of the softmax cross-entropy `loss` in nats and of the `accuracy`, float32 scalars.
-
-        outputs: logits [batch, num_classes]; batch: `targets` int32 [batch], `weights` float32 [batch], 0 for fillers.
-        The metric of a whole data set is the sum of the sums over the sum of the weights; a filler adds nothing, even
-        if its logits are not finite. A target that is no class makes both sums NaN where it can't be refused.
-
-        Raises ValueError for targets that are no integers and, outside of jit, for a target that is no class.
+        Args:
+          preprocessing: that of opened data, or of a run. None: there is no data yet; what only the data can tell is
+            assumed, and the result's `assumed` names it.
         """
-        targets, weights = batch["targets"], batch["weights"].astype(jnp.float32)
-        num_classes = outputs.shape[-1]
-        if not jnp.issubdtype(targets.dtype, jnp.integer):
-            raise ValueError(f"targets must be integers from 0 to {num_classes - 1}, got dtype {targets.dtype}")
-        outside = (targets < 0) | (targets >= num_classes)
-        wrong = outside & (weights > 0)
-        if not isinstance(wrong, jax.core.Tracer) and bool(wrong.any()):
-            raise ValueError(f"targets must be from 0 to {num_classes - 1}, got {int(targets[wrong][0])}")
-        targets = jnp.where(outside, 0, targets)  # a negative index would count from the end
-        # Not only the loss: the gradient of a logit that isn't finite would be no zero.
-        logits = jnp.where(weights[:, None] > 0, outputs.astype(jnp.float32), 0)
-        loss = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[:, None], axis=-1)[:, 0]
-        correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
-        loss, correct = (jnp.where(wrong, jnp.nan, values) for values in (loss, correct))
-        total = weights.sum()
-        return {"loss": ((loss * weights).sum(), total), "accuracy": ((correct * weights).sum(), total)}
+        if preprocessing is not None:
+            return Sizes(
+                {
+                    "vocab_size": preprocessing.vocabulary.size,
+                    "num_classes": self.family.num_outputs(preprocessing.class_names),
+                    "max_len": preprocessing.max_len,
+                }
+            )
+        return self.expected_sizes()
+
+    def expected_sizes(self) -> Sizes:
+        """The sizes as far as they are known without data: here 256 token ids and ten classes, both assumed."""
+        num_classes = self.family.num_outputs([""] * ASSUMED_CLASSES)
+        return Sizes(
+            {"vocab_size": 256, "num_classes": num_classes, "max_len": self.length}, ("vocab_size", "num_classes")
+        )
+
+    def example_batch(self, batch_size: int, preprocessing: Preprocessing | None = None) -> dict[str, Any]:
+        """A batch of the task's data, shapes and dtypes instead of arrays; `preprocessing`: see `sizes`.
+
+        `inputs` int32 [batch, length] (and `inputs2`), `targets` as the family has them, `weights` float32 [batch].
+        """
+        sizes, shape = self.sizes(preprocessing), jax.ShapeDtypeStruct
+        batch = {
+            name: shape((batch_size, sizes["max_len"]), jnp.int32) for name in ("inputs", "inputs2")[: self.num_texts]
+        }
+        extra = {name: shape((batch_size,), jnp.float32) for name in self.family.extras}
+        targets = self.family.targets(batch_size, sizes["max_len"], sizes["num_classes"])
+        return batch | {"targets": targets, "weights": shape((batch_size,), jnp.float32)} | extra
+
+    def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's arguments: `inputs` int32 [batch, length], `mask` bool [batch, length], True at real tokens.
+
+        Of a second document in the batch likewise `inputs2` and `mask2`.
+        """
+        found = {"inputs": batch["inputs"], "mask": batch["inputs"] > 0}
+        if "inputs2" in batch:
+            found |= {"inputs2": batch["inputs2"], "mask2": batch["inputs2"] > 0}
+        return found
+
+    def metrics(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Metric]:
+        """The metrics of a batch by name: (values, weights), float32 [batch] each, or an array of sums.
+
+        The mean over a data set is the sum of values x weights over the sum of weights; sums are added up, and `finish`
+        makes scalars of them. `loss` is a pair, and what is minimised. A filler, an example of weight 0, adds nothing.
+
+        Raises:
+          ValueError: targets that the family doesn't take; values are seen outside of jit only.
+        """
+        return self.family.metrics(outputs, batch)
+
+    def finish(self, sums: Sums) -> dict[str, float]:
+        """The metrics of a whole data set, from the (sum, weight) pairs and sums of all its batches, in double."""
+        return self.family.finish(sums)
+
+    def records(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Array]:
+        """What is kept of each test example besides its metrics: small arrays [batch, ...] by name."""
+        return self.family.records(outputs, batch)
+
+    def baseline(self, data: TaskData) -> dict[str, Any]:
+        """What a guesser scores that reads no text: `name` says what it answers, `scores` its metrics by split."""
+        return baseline.scores(self, data)

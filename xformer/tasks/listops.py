@@ -18,6 +18,7 @@ from xformer.tasks.interface import Task
 from xformer.tasks.listops_trees import Grammar
 from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
+from xformer.tasks.sizes import Sizes
 
 SAY_EVERY = 5.0  # seconds between two lines of progress
 
@@ -72,8 +73,11 @@ class ListOps(Task):
     def length(self) -> int:
         return PRESETS[self.preset].max_len if self.max_len is None else self.max_len
 
+    def expected_sizes(self) -> Sizes:
+        return Sizes({"vocab_size": len(listops_trees.SYMBOLS) + 1, "num_classes": 10, "max_len": self.length})
+
     @property
-    def sizes(self) -> dict[str, int]:
+    def split_sizes(self) -> dict[str, int]:
         """Examples of each split."""
         num_train = PRESETS[self.preset].num_train if self.num_train is None else self.num_train
         return {"train": num_train, "validation": self.num_validation, "test": self.num_test}
@@ -81,7 +85,7 @@ class ListOps(Task):
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         def make() -> store.Corpus:
             if progress:
-                progress(f"listops: generating {sum(self.sizes.values()):,} expressions of {self.preset}")
+                progress(f"listops: generating {sum(self.split_sizes.values()):,} expressions of {self.preset}")
             facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
             vocabulary = vocab.Symbols(listops_trees.SYMBOLS)
             return store.Corpus(self.generate(progress=progress), vocabulary, list("0123456789"), facts)
@@ -107,15 +111,15 @@ class ListOps(Task):
             nonlocal said
             if progress and time.monotonic() - said > SAY_EVERY:
                 said = time.monotonic()
-                progress(f"listops: {len(seen):,} of {sum(self.sizes.values()):,} expressions")
+                progress(f"listops: {len(seen):,} of {sum(self.split_sizes.values()):,} expressions")
 
         # The small splits first, so that they stay the same whatever the size of the training split.
         for index, split in enumerate(("test", "validation", "train")):
-            splits[split] = _unique(grammar, (self.data_seed, index), self.sizes[split], seen, num_workers, made)
-        return {split: splits[split] for split in self.sizes}
+            splits[split] = _unique(grammar, (self.data_seed, index), self.split_sizes[split], seen, num_workers, made)
+        return {split: splits[split] for split in self.split_sizes}
 
     def _directory(self, data_dir: str | Path | None) -> Path:
-        sizes = "_".join(str(size) for size in self.sizes.values())
+        sizes = "_".join(str(size) for size in self.split_sizes.values())
         return store.directory(data_dir, "listops", f"{self.preset}_{sizes}_seed{self.data_seed}")
 
 

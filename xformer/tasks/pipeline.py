@@ -19,6 +19,8 @@ def batches(
     batch_size: int,
     *,
     max_len: int,
+    center: float = 0.0,
+    scale: float | None = None,
     seed: int,
     shuffle: bool,
     epochs: int | None,
@@ -27,9 +29,10 @@ def batches(
 ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
     """A Grain iterator of batches with exact `get_state()` and `set_state()`.
 
-    Yields `inputs` int32 [batch_size, max_len] (0 is padding), `targets` int32 [batch_size] and `weights` float32
-    [batch_size]: 1, or 0 for the fillers that complete the last batch of a finite number of epochs. With `epochs=None`
-    it never ends and batches run across the ends of epochs, so no example is ever left out.
+    Yields `inputs` int32 [batch_size, max_len] (0 is padding), `inputs2` likewise where examples have two documents,
+    what `read_targets` gives, and `weights` float32 [batch_size]: 1, or 0 for the fillers that complete the last batch
+    of a finite number of epochs. With `epochs=None` it never ends and batches run across the ends of epochs, so no
+    example is ever left out. Without shuffling, examples come in their order.
 
     The order of the examples depends on `seed` and the epoch only. Shard s of n takes rows s * batch_size to (s + 1) *
     batch_size of each global batch of n * batch_size, so all shards yield equally many batches and n shards together
@@ -48,16 +51,14 @@ def batches(
         raise ValueError("a split without examples has no batches")
 
     grain = extras.load("grain")
-    labels = np.asarray(examples.labels)
 
     def read(global_batch: Sequence[int]) -> dict[str, np.ndarray]:
         rows = slice(shard_index * batch_size, (shard_index + 1) * batch_size)
         mine = np.asarray(global_batch[rows], np.int64)
-        targets = np.zeros(batch_size, np.int32)
-        targets[: len(mine)] = labels[mine]
-        weights = np.zeros(batch_size, np.float32)
-        weights[: len(mine)] = 1
-        return {"inputs": examples.pad(mine, batch_size, max_len), "targets": targets, "weights": weights}
+        found = {"inputs": examples.pad(mine, batch_size, max_len)}
+        if examples.tokens2 is not None:
+            found["inputs2"] = examples.pad_second(mine, batch_size, max_len)
+        return found | read_targets(examples, mine, batch_size, max_len=max_len, center=center, scale=scale)
 
     order = grain.MapDataset.range(len(examples))
     if shuffle:
@@ -66,3 +67,21 @@ def batches(
     dataset = order.repeat(epochs).batch(batch_size * shard_count, drop_remainder=False, batch_fn=read)
     # No threads: a batch takes a fraction of a millisecond, and handing it between threads costs more than making it.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+
+def read_targets(
+    examples: Ragged, indices: np.ndarray, rows: int, *, max_len: int, center: float = 0.0, scale: float | None = None
+) -> dict[str, np.ndarray]:
+    """`targets` [rows, ...] and `weights` float32 [rows] of the named examples; rows beyond them are fillers.
+
+    Where there is a `scale`, labels are numbers: targets are (label - center) / scale, float32, and the batch holds
+    `center` and `scale`, float32 [rows], to turn them back.
+    """
+    targets = examples.targets(indices, rows, max_len)
+    weights = np.zeros(rows, np.float32)
+    weights[: len(indices)] = 1
+    if scale is None:
+        return {"targets": targets, "weights": weights}
+    whole = lambda value: np.full(rows, value, np.float32)
+    standard = np.where(weights > 0, (targets.astype(np.float64) - center) / scale, 0).astype(np.float32)
+    return {"targets": standard, "weights": weights, "center": whole(center), "scale": whole(scale)}

@@ -17,68 +17,132 @@ class Ragged:
 
     tokens: [total] unsigned, all sequences one after the other; ids from 1, as 0 is padding.
     offsets: int64 [examples + 1]; example i is `tokens[offsets[i]:offsets[i + 1]]`.
-    labels: int32 [examples].
+    labels: [examples, ...]; or [total labels], where `label_offsets` says which are whose.
+    label_offsets: int64 [examples + 1] where each example has a sequence of labels.
+    tokens2, offsets2: the second document of each example, where it has two.
     """
 
     tokens: np.ndarray
     offsets: np.ndarray
     labels: np.ndarray
+    label_offsets: np.ndarray | None = None
+    tokens2: np.ndarray | None = None
+    offsets2: np.ndarray | None = None
 
     @classmethod
     def from_lists(
-        cls, sequences: Iterable[Sequence[int] | np.ndarray], labels: Iterable[int], dtype: npt.DTypeLike
+        cls,
+        sequences: Iterable[Sequence[int] | np.ndarray],
+        labels: Iterable[int] | np.ndarray,
+        dtype: npt.DTypeLike,
+        *,
+        second: Iterable[Sequence[int] | np.ndarray] | None = None,
     ) -> Ragged:
         """From one sequence of ids an example.
 
-        Raises ValueError for an id or a label that is no whole number, below 0 or too large for its dtype.
+        Args:
+          labels: an int an example; or an array [examples, ...] of bools or floats, which is kept as it is.
+          dtype: of the ids.
+          second: the sequences of second documents.
+
+        Raises:
+          ValueError: an id or an integer label that is no whole number, below 0 or too large for its dtype.
         """
-        arrays = [_whole("token id", np.asarray(sequence), dtype) for sequence in sequences]
-        offsets = np.concatenate([[0], np.cumsum([array.size for array in arrays], dtype=np.int64)])
-        tokens = np.concatenate([np.empty(0, dtype), *arrays])
-        return cls(tokens, offsets, _whole("label", np.asarray(list(labels)), np.int32))
+        kept = isinstance(labels, np.ndarray) and labels.dtype.kind in "bf"
+        held = np.asarray(labels) if kept else _whole("label", np.asarray(list(labels)), np.int32)
+        two = _flat("token id", second, dtype) if second is not None else (None, None)
+        return cls(*_flat("token id", sequences, dtype), held, None, *two)
+
+    @classmethod
+    def with_label_sequences(
+        cls,
+        sequences: Iterable[Sequence[int] | np.ndarray],
+        labels: Iterable[Sequence[int] | np.ndarray],
+        dtype: npt.DTypeLike,
+    ) -> Ragged:
+        """From one sequence of ids and one of labels an example; -1 stands for no label.
+
+        Raises ValueError as `from_lists` does.
+        """
+        flat, offsets = _flat("label", (np.asarray(sequence) + 1 for sequence in labels), np.int32)
+        return cls(*_flat("token id", sequences, dtype), flat - 1, offsets)
 
     def __len__(self) -> int:
-        return self.labels.size
+        return self.offsets.size - 1
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each example, int64 [examples]."""
-        return np.diff(self.offsets)
+        """Tokens of each example, int64 [examples]; of the longer document where it has two."""
+        first = np.diff(self.offsets)
+        return first if self.offsets2 is None else np.maximum(first, np.diff(self.offsets2))
 
     def pad(self, indices: Sequence[int] | np.ndarray, rows: int, max_len: int) -> np.ndarray:
         """The named examples cut to `max_len` and padded with 0, then rows of 0: int32 [rows, max_len]."""
-        padded = np.zeros((rows, max_len), np.int32)
-        for row, index in enumerate(indices):
-            start = self.offsets[index]
-            stop = min(self.offsets[index + 1], start + max_len)
-            padded[row, : stop - start] = self.tokens[start:stop]
-        return padded
+        return _pad(self.tokens, self.offsets, indices, rows, max_len, 0)
+
+    def pad_second(self, indices: Sequence[int] | np.ndarray, rows: int, max_len: int) -> np.ndarray:
+        """The second documents, as `pad` gives the first."""
+        assert self.tokens2 is not None and self.offsets2 is not None
+        return _pad(self.tokens2, self.offsets2, indices, rows, max_len, 0)
+
+    def targets(self, indices: np.ndarray, rows: int, max_len: int) -> np.ndarray:
+        """Labels of the named examples, then zeros: [rows, ...]; sequences are cut and padded with -1, for no label."""
+        if self.label_offsets is not None:
+            return _pad(self.labels, self.label_offsets, indices, rows, max_len, -1)
+        found = np.zeros((rows, *self.labels.shape[1:]), self.labels.dtype)
+        found[: len(indices)] = self.labels[indices]
+        return found
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the `texts` (token ids and where each sequence ends) and of the `labels`, in order."""
-        parts = {"texts": (self.tokens, self.offsets), "labels": (self.labels,)}
+        parts = {"texts": (self.tokens, self.offsets), "labels": (self.labels, self.label_offsets)}
+        if self.tokens2 is not None:
+            parts["second texts"] = (self.tokens2, self.offsets2)
         found = {}
         for name, arrays in parts.items():
             total = hashlib.sha256()
             for array in arrays:
-                total.update(f"{array.dtype.str}{array.shape}".encode())
-                total.update(np.ascontiguousarray(array).data)
+                if array is not None:
+                    total.update(f"{array.dtype.str}{array.shape}".encode())
+                    total.update(np.ascontiguousarray(array).data)
             found[name] = total.hexdigest()
         return found
 
     def save(self, directory: Path, split: str) -> None:
-        """Writes three .npy files into the directory."""
+        """Writes a .npy file for each array into the directory."""
         for field in dataclasses.fields(self):
-            np.save(directory / f"{split}.{field.name}.npy", getattr(self, field.name))
+            if (array := getattr(self, field.name)) is not None:
+                np.save(directory / f"{split}.{field.name}.npy", array)
 
     @classmethod
     def load(cls, directory: Path, split: str) -> Ragged:
         """Maps the files that `save` wrote into memory, read-only."""
-        fields = [field.name for field in dataclasses.fields(cls)]
-        return cls(*(np.load(directory / f"{split}.{name}.npy", mmap_mode="r") for name in fields))
+        paths = {field: directory / f"{split}.{field.name}.npy" for field in dataclasses.fields(cls)}
+        needed = (field for field, path in paths.items() if field.default is dataclasses.MISSING or path.exists())
+        return cls(**{field.name: np.load(paths[field], mmap_mode="r") for field in needed})
+
+
+def _flat(
+    what: str, sequences: Iterable[Sequence[int] | np.ndarray], dtype: npt.DTypeLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """(all values one after the other, where each sequence starts and the last ends)."""
+    arrays = [_whole(what, np.asarray(sequence), dtype) for sequence in sequences]
+    offsets = np.concatenate([[0], np.cumsum([array.size for array in arrays], dtype=np.int64)])
+    return np.concatenate([np.empty(0, dtype), *arrays]), offsets
+
+
+def _pad(
+    values: np.ndarray, offsets: np.ndarray, indices: Sequence[int] | np.ndarray, rows: int, length: int, filler: int
+) -> np.ndarray:
+    padded = np.full((rows, length), filler, np.int32)
+    for row, index in enumerate(indices):
+        start = offsets[index]
+        stop = min(offsets[index + 1], start + length)
+        padded[row, : stop - start] = values[start:stop]
+    return padded
 
 
 def _whole(what: str, values: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:

@@ -8,12 +8,18 @@ import os
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xformer.tasks import tables
 
-Document = tuple[str, str, str]
-"""Place (file and line, for messages), text, label."""
+
+class Document(NamedTuple):
+    """A labelled text, or two: `place` is file and line, for messages; `second` is None where there is one text."""
+
+    place: str
+    text: str
+    label: Any
+    second: str | None = None
 
 
 def files(path: Path) -> list[Path]:
@@ -26,21 +32,40 @@ def left_out(path: Path) -> list[Path]:
     return [file for file in _walk(path) if not _is_document(path, file)] if _is_folder(path) else []
 
 
-def read(path: Path, text_field: str, label_field: str) -> list[Document]:
-    """All documents. Raises ValueError, one line that names the place, for whatever can't be a labelled document."""
+def read(
+    path: Path,
+    text_field: str,
+    label_field: str,
+    second_field: str | None = None,
+    parse: Callable[[str, str, Any], Any] | None = None,
+) -> list[Document]:
+    """All documents. Raises ValueError, one line that names the place, for whatever can't be a labelled document.
+
+    Args:
+      path: a file, or a folder of one folder a label.
+      second_field: the field of the second text, where there is one.
+      parse: (place, what, value of the label's field) -> label; one class by default.
+    """
+    parse = parse or clean_label
     if _is_folder(path):
         documents = list(_folder(path))
     else:
+        fields = [text_field, label_field, *([] if second_field is None else [second_field])]
         readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
             ".jsonl": _json_lines,
             ".ndjson": _json_lines,
-            ".csv": lambda path: tables.rows(path, decode(path), ",", (text_field, label_field)),
-            ".tsv": lambda path: tables.rows(path, decode(path), "\t", (text_field, label_field)),
+            ".csv": lambda path: tables.rows(path, decode(path), ",", fields),
+            ".tsv": lambda path: tables.rows(path, decode(path), "\t", fields),
         }
         if path.suffix.lower() not in readers:
             raise ValueError(f"documents: {path} must end in {', '.join(readers)} or be a folder LABEL/*.txt")
         documents = [
-            (place, _text(place, row, text_field), _label(place, row, label_field))
+            Document(
+                place,
+                _text(place, row, text_field),
+                parse(place, f"field {label_field!r}", _field(place, row, label_field)),
+                None if second_field is None else _text(place, row, second_field),
+            )
             for place, row in ((f"{path} line {line}", row) for line, row in readers[path.suffix.lower()](path))
         ]
     if not documents:
@@ -104,7 +129,7 @@ def _folder(path: Path) -> Iterator[Document]:
         text = decode(file)
         if not text.strip():
             raise ValueError(f"documents: {file} is empty")
-        yield str(file), text, clean_label(str(file), "folder", file.relative_to(path).parts[0])
+        yield Document(str(file), text, clean_label(str(file), "folder", file.relative_to(path).parts[0]))
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -141,11 +166,12 @@ def _text(place: str, row: dict[str, Any], field: str) -> str:
         raise ValueError(f"documents: {place}: field {field!r} must be a string, got {text!r:.40}")
     if not text.strip():
         raise ValueError(f"documents: {place}: field {field!r} is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"{text[error.start]!r} at character {error.start}"
+        raise ValueError(f"documents: {place}: field {field!r} holds half a surrogate pair, {what}") from None
     return text
-
-
-def _label(place: str, row: dict[str, Any], field: str) -> str:
-    return clean_label(place, f"field {field!r}", _field(place, row, field))
 
 
 def clean_label(place: str, what: str, label: Any) -> str:

@@ -33,17 +33,24 @@ _VOCABULARY = "vocabulary.json"
 class Corpus:
     """Tokenised splits, not truncated, their vocabulary, the names of labels 0, 1, ..., and JSON-able facts.
 
-    Raises ValueError if a label is no class.
+    Labels that are numbers have no names, but a `center` and a `scale`: a model learns (label - center) / scale.
+
+    Raises ValueError if an integer label is no class; in a sequence of labels, -1 stands for none.
     """
 
     splits: dict[str, Ragged]
     vocabulary: vocab.Vocabulary
     class_names: list[str]
     facts: dict[str, Any]
+    center: float = 0.0
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         for split, examples in self.splits.items():
-            wrong = examples.labels[(examples.labels < 0) | (examples.labels >= len(self.class_names))]
+            if examples.labels.dtype.kind not in "iu":
+                continue
+            least = 0 if examples.label_offsets is None else -1
+            wrong = examples.labels[(examples.labels < least) | (examples.labels >= len(self.class_names))]
             if wrong.size:
                 raise ValueError(f"label {wrong[0]} of the {split} split is not in 0..{len(self.class_names) - 1}")
 
@@ -72,6 +79,11 @@ def write(target: Path, make: Callable[[], Corpus]) -> None:
     """
     if target.exists():
         return
+    if any("\udc80" <= char <= "\udcff" for char in str(target)):
+        raise DataMissing(  # array_record takes no other names
+            f"{target.parts[-3]}: the data directory {str(target.parents[2])!a} is no UTF-8; choose another with "
+            "--data_dir or $XFORMER_DATA"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with _lock(target.parent / ".lock"):
         if target.exists():
@@ -84,12 +96,14 @@ def write(target: Path, make: Callable[[], Corpus]) -> None:
             for split, examples in corpus.splits.items():
                 examples.save(filled, split)
             corpus.vocabulary.save(filled / _VOCABULARY)
-            facts = {
+            facts: dict[str, Any] = {
                 "class_names": corpus.class_names,
                 "splits": list(corpus.splits),
                 "facts": corpus.facts,
                 "digests": corpus.digests,
             }
+            if corpus.scale is not None:
+                facts |= {"center": corpus.center, "scale": corpus.scale}
             (filled / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
             try:
                 filled.rename(target)
@@ -112,7 +126,8 @@ def read(target: Path) -> Corpus:
         raise _damaged(target, f"{_FACTS}: {error}") from error
     try:
         splits = {split: Ragged.load(target, split) for split in facts["splits"]}
-        corpus = Corpus(splits, vocab.load(target / _VOCABULARY), facts["class_names"], facts["facts"])
+        numbers = {key: facts[key] for key in ("center", "scale") if key in facts}
+        corpus = Corpus(splits, vocab.load(target / _VOCABULARY), facts["class_names"], facts["facts"], **numbers)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(target, str(error)) from error
     expected = facts.get("digests", corpus.digests)  # data prepared by an older version has none
@@ -139,8 +154,14 @@ def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
     except ImportError as error:
         raise DataMissing(f"preparing data needs the data extra (pip install 'xformer-jax[data]'): {error}") from error
     name, key = target.parts[-3:-1]
+    first = next(iter(corpus.splits.values()))
     config = builders.TokenConfig(
-        name=key, class_names=corpus.class_names, dtype=token_dtype(corpus.vocabulary), make=lambda: corpus.splits
+        name=key,
+        class_names=corpus.class_names,
+        dtype=token_dtype(corpus.vocabulary),
+        make=lambda: corpus.splits,
+        labels=builders.label_feature(first, corpus.class_names),
+        second=first.tokens2 is not None,
     )
     make = builders.builder_class(name, config)
     tfds.disable_progress_bar()

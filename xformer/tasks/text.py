@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, get_args
+
+import numpy as np
 
 from xformer.tasks import checks, store
 from xformer.tasks import vocab as vocabularies
@@ -15,6 +17,7 @@ from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
+from xformer.tasks.sizes import Sizes
 
 DEFAULT_SUBWORDS = 8192
 _BATCH = 1024
@@ -22,11 +25,18 @@ _BATCH = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Labelled texts by split, the names of labels 0, 1, ..., and facts for the results."""
+    """Labelled texts by split, the names of labels 0, 1, ..., and facts for the results.
 
-    splits: dict[str, tuple[list[str], list[int]]]
+    splits: (texts, labels): an int for each text, or an array [texts, ...] as `Ragged.labels`. second: the second text
+    of each example by split, where there are two. center, scale: see `store.Corpus`.
+    """
+
+    splits: Mapping[str, tuple[list[str], list[int] | np.ndarray]]
     class_names: list[str]
     facts: dict[str, Any]
+    second: Mapping[str, list[str]] | None = None
+    center: float = 0.0
+    scale: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +78,23 @@ class TextTask(Task):
     def length(self) -> int:
         return self.max_len
 
+    @property
+    def known_classes(self) -> list[str] | None:
+        """The names of the classes, where they don't depend on the user's files."""
+        return None
+
+    def expected_sizes(self) -> Sizes:
+        sizes, assumed = dict(super().expected_sizes()), []
+        sizes["vocab_size"] = vocabularies.Bytes.size
+        if self.vocab == "subword":  # at most: a small corpus has fewer merges
+            sizes["vocab_size"] = self.vocab_size or DEFAULT_SUBWORDS
+            assumed.append("vocab_size")
+        if self.known_classes is not None:
+            sizes["num_classes"] = self.family.num_outputs(self.known_classes)
+        elif self.family.num_outputs(["a"]) != self.family.num_outputs(["a", "b"]):
+            assumed.append("num_classes")
+        return Sizes(sizes, assumed)
+
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         source = self._source(data_dir)
 
@@ -84,7 +111,7 @@ class TextTask(Task):
         return self._open(data_dir, self._source(data_dir))
 
     def _open(self, data_dir: str | Path | None, source: Source) -> TaskData:
-        return TaskData(store.read(self._directory(data_dir, source)), self.max_len)
+        return TaskData(store.read(self._directory(data_dir, source)), self.max_len, self.family)
 
     @abc.abstractmethod
     def _source(self, data_dir: str | Path | None) -> Source:
@@ -98,13 +125,15 @@ class TextTask(Task):
         texts = source.read()
         vocabulary: vocabularies.Vocabulary = vocabularies.Bytes()
         if self.vocab == "subword":
-            vocabulary = vocabularies.Subword.train(texts.splits["train"][0], self.vocab_size or DEFAULT_SUBWORDS)
+            known = [*texts.splits["train"][0], *(texts.second["train"] if texts.second else ())]
+            vocabulary = vocabularies.Subword.train(known, self.vocab_size or DEFAULT_SUBWORDS)
         dtype = store.token_dtype(vocabulary)
-        splits = {
-            split: Ragged.from_lists(_encode(vocabulary, documents), labels, dtype)
-            for split, (documents, labels) in texts.splits.items()
-        }
-        return store.Corpus(splits, vocabulary, texts.class_names, {"source": source.name, **texts.facts})
+        splits = {}
+        for split, (documents, labels) in texts.splits.items():
+            second = _encode(vocabulary, texts.second[split]) if texts.second else None
+            splits[split] = Ragged.from_lists(_encode(vocabulary, documents), labels, dtype, second=second)
+        facts = {"source": source.name, **texts.facts}
+        return store.Corpus(splits, vocabulary, texts.class_names, facts, texts.center, texts.scale)
 
 
 def digest(*parts: bytes | str) -> str:

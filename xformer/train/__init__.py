@@ -1,7 +1,6 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
 from xformer.train.callbacks import CALLBACKS, Callback, EarlyStopping, ExponentialMovingAverage, Run
-from xformer.train.checkpoint import restore_model
 from xformer.train.errors import (
     CallbackFailed,
     CheckpointError,
@@ -14,6 +13,7 @@ from xformer.train.errors import (
     WorkdirBusy,
     WorkdirMismatch,
 )
+from xformer.train.restoring import restore_model
 from xformer.train.settings import TrainConfig
 from xformer.train.trainer import Trainer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +16,10 @@ from flax import nnx
 from xformer.train import health, memory, parallel
 from xformer.train import step as steps
 from xformer.train.callbacks import Callbacks
+from xformer.train.example_values import Kept
 from xformer.train.settings import TrainConfig
-from xformer.train.step import Task, TrainState
+from xformer.train.step import INDEX, Task, TrainState
+from xformer.train.sums import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,11 @@ class Data(Protocol):
         shard_index: int = 0,
         shard_count: int = 1,
     ) -> Any:
-        """An iterator over dicts of numpy arrays; `batch_size` is that of one of `shard_count` shards."""
+        """An iterator over dicts of numpy arrays; `batch_size` is that of one of `shard_count` shards.
+
+        Shard s has rows s * batch_size to (s + 1) * batch_size of each global batch. Without shuffling, examples come
+        in their order, and fillers (weight 0) after the last.
+        """
 
     def save(self, directory: Path) -> None:
         """Stores with the run what predictions on other inputs need, such as the vocabulary."""
@@ -98,6 +103,7 @@ class Engine:
     Attributes:
       layout: where arrays lie.
       abstract: shapes, dtypes and shardings of the train state.
+      finish: the task's, which makes metrics of sums.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class Engine:
     ) -> None:
         self.layout = parallel.make_layout(train)
         self._train, self._task, self._root = train, task, seed
+        self.finish = task.finish
         self._initialize = lambda: steps.initialize(model_fn, optimizer, seed, callbacks)
         self._graphdef, initial = self._initialize()
         self._initial: TrainState | None = initial
@@ -194,6 +201,7 @@ class Engine:
         data: Data,
         split: str,
         watch: Callable[[int, int], None] = lambda done, total: None,
+        kept: Kept | None = None,
     ) -> dict[str, float]:
         """Metrics of a split: sums over all its examples, each once, then one division; `examples` and `tokens` exact.
 
@@ -201,6 +209,7 @@ class Engine:
           variables: the params and rest of a train state.
           watch: called before each batch with the examples evaluated so far and all of the split's; may raise to end
             the evaluation.
+          kept: collects the values of each example.
 
         Raises:
           ValueError: the split has no examples.
@@ -212,17 +221,26 @@ class Engine:
         index, count = self.layout.data_shard(self.layout.batch_shards)
         size = max(size // count, 1)
         batches = data.batches(split, size, seed=0, shuffle=False, epochs=1, shard_index=index, shard_count=count)
-        totals, waiting = Totals(), []
+        totals = Totals()
+        waiting: list[Any] = []
+
+        def collect(leave: int) -> None:
+            while len(waiting) > leave:
+                report = jax.device_get(waiting.pop(0))
+                totals.add(report)
+                if kept is not None:
+                    kept.add(report["examples"])
+
         for number, batch in enumerate(batches):
             watch(min(number * size * count, total), total)
-            waiting.append(self.eval_step(variables, self.layout.put(self.layout.pad(batch))))
-            if len(waiting) > 2:
-                totals.add(jax.device_get(waiting.pop(0)))
-        for report in waiting:
-            totals.add(jax.device_get(report))
+            place = (number * count + index) * size + np.arange(size, dtype=np.int32)
+            numbered = {**batch, INDEX: np.where(place < total, place, -1).astype(np.int32)}
+            waiting.append(self.eval_step(variables, self.layout.put(self.layout.pad(numbered))))
+            collect(2)
+        collect(0)
         if not totals.counts.get("examples"):
             raise ValueError(f"the split {split!r} has no examples")
-        return totals.means() | totals.counts
+        return totals.means(self.finish) | totals.counts
 
     def flops(self, batch: Mapping[str, np.ndarray]) -> tuple[int, tuple[str, ...]]:
         """(FLOPs of one optimizer step over all devices, what they leave out), from the step's jaxpr on one device."""
@@ -232,23 +250,3 @@ class Engine:
         whole = {name: jax.ShapeDtypeStruct((len(x) * count, *x.shape[1:]), x.dtype) for name, x in batch.items()}
         counted = cost.count(self._whole_step, self.abstract, whole, jax.ShapeDtypeStruct((), np.uint32))
         return counted.flops, counted.uncounted
-
-
-class Totals:
-    """Sums and counts over steps, in double precision, for one division at the end."""
-
-    def __init__(self, sums: Mapping[str, list[float]] | None = None, counts: Mapping[str, int] | None = None) -> None:
-        self.sums: dict[str, list[float]] = {name: list(pair) for name, pair in (sums or {}).items()}
-        self.counts: dict[str, int] = dict(counts or {})
-
-    def add(self, report: Mapping[str, Any]) -> None:
-        """Adds a fetched report of a step."""
-        for name, (total, weight) in report["sums"].items():
-            before = self.sums.get(name, [0.0, 0.0])
-            self.sums[name] = [before[0] + float(total), before[1] + float(weight)]
-        for name, number in report["counts"].items():
-            self.counts[name] = self.counts.get(name, 0) + int(number)
-
-    def means(self) -> dict[str, float]:
-        """Sum over weight by metric; NaN where nothing weighed anything."""
-        return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}

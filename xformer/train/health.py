@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xformer.train.step import Batch, Task, TrainState, dropout_key, micro_batches, path_name, split
+from xformer.train.sums import reduce
 
 
 def locate(
@@ -57,7 +58,7 @@ def _in_part(graphdef: nnx.GraphDef, task: Task, state: TrainState, batch: Batch
         model = nnx.merge(graphdef, params, rest, copy=True)
         with watch(model):
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
-        return task.metrics(outputs, batch)["loss"][0]
+        return reduce(task.metrics(outputs, batch))["loss"][0]
 
     places: list[str] = []
     value = loss(params, lambda model: watched(model, places))

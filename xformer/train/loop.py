@@ -15,7 +15,7 @@ import jax
 
 from xformer.train.callbacks import Callbacks, Run
 from xformer.train.checkpoint import Checkpoints
-from xformer.train.engine import Data, Engine, Totals
+from xformer.train.engine import Data, Engine
 from xformer.train.errors import Diverged, Interrupted
 from xformer.train.feed import Feed
 from xformer.train.health import finite_report
@@ -25,6 +25,7 @@ from xformer.train.progress import Progress
 from xformer.train.run_state import TIMES, Position
 from xformer.train.settings import TrainConfig
 from xformer.train.step import COUNTS, TrainState
+from xformer.train.sums import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ UNDER_WAY = 2
 class Loop:
     """One process's pass through a run; `position` is kept up to date.
 
-    `run` is what callbacks are told of the run, which says whether less or more of the metric to select by is better.
+    `run` is what callbacks are told of the run: also the metric to select by, and whether less ("min") or more ("max")
+    of it is better.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Loop:
         if (what := finite_report(report)) is not None:
             raise self._diverged(step, what)
         if step == self._started + 1:
-            self._check_metric(report["sums"])
+            self._check_metric(report)
             position.peak_memory_bytes = self._engine.train_step.peak_bytes
         else:
             position.step_seconds = [*position.step_seconds, round(seconds, 6)][-TIMES:]
@@ -145,19 +147,19 @@ class Loop:
         position.seconds += seconds
         position.waited = self._waited_before + self._feed.waited
         log = step % train.log_every == 0 or step == train.num_steps
-        loss = float(report["sums"]["loss"][0]) / max(float(report["sums"]["loss"][1]), 1e-9)
+        this = Totals()
+        this.add(report)
+        loss = this.loss
         if log:
-            means = window.means()
+            means = window.means(self._engine.finish)
             health = {name: float(value) for name, value in report["health"].items()}
             self._row("train", means | health | {"examples": position.examples, "tokens": position.tokens})
             position.sums, position.counts, loss = {}, {}, means["loss"]
         typical = statistics.median(position.step_seconds[-20:]) if position.step_seconds else None
         tokens = position.tokens / step
         self._progress.step(step, loss, typical, tokens, position.flops_per_step, log)
-        own = Totals()
-        own.add(report)
         learning = {name: float(value) for name, value in report["health"].items()}
-        self._callbacks.step(self._now(), own.means() | learning)
+        self._callbacks.step(self._now(), this.means(self._engine.finish) | learning)
 
     def _after_step(self, state: TrainState) -> None:
         """What is due after the last dispatched step: evaluation, checkpoint, the end."""
@@ -187,7 +189,7 @@ class Loop:
 
     def _evaluate(self, state: TrainState) -> bool:
         """Evaluates the validation split; whether it is the best so far."""
-        train, position = self._train, self.position
+        position = self.position
         watch = self._progress.watch("validation", self.check)
         metrics = self._engine.evaluate(self._engine.variables(state), self._data, "validation", watch)
         bad = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
@@ -195,7 +197,7 @@ class Loop:
             raise self._diverged(position.step, f"validation {bad[0]}", in_training=False)
         self._row("validation", metrics)
         position.evaluated = True
-        value, best = metrics[train.select_metric], position.best
+        value, best = metrics[self._run.select_metric], position.best
         sign = 1 if self._run.select_mode == "max" else -1
         better = best is None or sign * value > sign * best["value"]
         if better:
@@ -204,7 +206,7 @@ class Loop:
         self._progress.say(f"step {position.step}: validation {numbers}{' (best so far)' if better else ''}")
         position.stopped = self._callbacks.evaluation(self._now(), metrics)
         if position.stopped is not None:
-            self._progress.say(f"ends after step {position.step} of {train.num_steps}: {position.stopped}")
+            self._progress.say(f"ends after step {position.step} of {self._train.num_steps}: {position.stopped}")
         return better
 
     def _row(self, split: str, values: Mapping[str, Any]) -> None:
@@ -223,9 +225,12 @@ class Loop:
         self._checkpoints.save(position.step, trees, dataclasses.asdict(position), self._feed.state)
         self._saved = position.step
 
-    def _check_metric(self, sums: Mapping[str, Any]) -> None:
-        if self._train.select_metric not in sums:
-            raise ValueError(f"select_metric must be one of {', '.join(sums)}, got {self._train.select_metric!r}")
+    def _check_metric(self, report: Mapping[str, Any]) -> None:
+        totals = Totals()
+        totals.add(report)
+        known = totals.means(self._engine.finish)
+        if (metric := self._run.select_metric) not in known:
+            raise ValueError(f"select_metric must be one of {', '.join(known)}, got {metric!r}")
 
     def _diverged(self, step: int, what: str, in_training: bool = True) -> Diverged:
         steps = self._checkpoints.steps()

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from xformer.train.settings import AXES, TrainConfig
-from xformer.train.step import path_name
+from xformer.train.step import INDEX, path_name
 
 # (pattern of a parameter's path, axis of each of its last dimensions); the first match decides. Optimizer moments have
 # the paths of their parameters and follow them. An axis that doesn't divide its dimension is left out.
@@ -114,6 +114,8 @@ class Layout:
         extra = -rows % per_process
         padded = {name: np.concatenate([x, np.repeat(x[-1:], extra, axis=0)]) for name, x in batch.items()}
         padded["weights"][rows:] = 0
+        if INDEX in padded:
+            padded[INDEX][rows:] = -1
         return padded
 
     def any(self, flag: bool) -> jax.Array:

@@ -31,7 +31,7 @@ class TrainConfig:
       dtype: what the model computes in; parameters and optimizer stay float32. Read by whoever builds the model.
       stop_at_step: end here as an interruption would (saved, resumable), schedules untouched. None: run to the end.
       accumulate: micro-batches that an optimizer step is cut into, to save memory; sums first, one division after.
-      select_metric: the validation metric that decides which checkpoint is the best.
+      select_metric: the validation metric that decides which checkpoint is the best; None: the task's first.
       select_mode: whether more ("max") or less ("min") of it is better; None: as the task says of it.
       callbacks: what is called while the run trains, in order: each a name of `xformer.train.CALLBACKS` or
         "package.module:Class", or a section of it and its arguments. Read by whoever makes the trainer.
@@ -54,7 +54,7 @@ class TrainConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     stop_at_step: int | None = None
     accumulate: int = 1
-    select_metric: str = "accuracy"
+    select_metric: str | None = None
     select_mode: Literal["max", "min"] | None = None
     callbacks: tuple[str | Mapping[str, Any], ...] = ()
     init_from: str | None = None
@@ -94,21 +94,22 @@ class TrainConfig:
             raise ValueError(f"mesh: at most one axis can be -1 (all devices left), got {dict(self.mesh)}")
 
 
-def direction(train: TrainConfig, better: Mapping[str, str]) -> str:
-    """Whether less ("min") or more ("max") of the metric to select by is better.
+def selection(train: TrainConfig, better: Mapping[str, str]) -> tuple[str, str]:
+    """The metric that decides which checkpoint is the best, and whether less ("min") or more ("max") of it is better.
 
     Args:
-      better: "min" or "max" by metric, as the task says.
+      better: "min" or "max" by metric, as the task says; the first is what is selected by unless the settings say.
 
     Raises:
       ValueError: the task has no such metric, or `select_mode` says the opposite.
     """
-    if train.select_metric not in better:
-        raise ValueError(f"select_metric must be one of {', '.join(better)}, got {train.select_metric!r}")
-    found = better[train.select_metric]
+    metric = next(iter(better)) if train.select_metric is None else train.select_metric
+    if metric not in better:
+        raise ValueError(f"select_metric must be one of {', '.join(better)}, got {metric!r}")
+    found = better[metric]
     if train.select_mode not in (None, found):
-        raise ValueError(f"select_mode must be {found!r} for {train.select_metric}, or None, got {train.select_mode!r}")
-    return found
+        raise ValueError(f"select_mode must be {found!r} for {metric}, or None, got {train.select_mode!r}")
+    return metric, found
 
 
 def check_batch_size(train: TrainConfig, num_examples: int) -> None:

@@ -12,14 +12,15 @@ import optax
 from flax import nnx
 
 from xformer.train.callbacks import Callbacks
+from xformer.train.sums import Metrics, by_example, reduce
 
 Batch = Mapping[str, Any]
-Sums = dict[str, tuple[jax.Array, jax.Array]]
-
 
 NO_CALLBACKS = Callbacks()
 # What a step counts besides the task's metrics.
 COUNTS = ("examples", "tokens")
+# Key of a batch that an evaluation adds: the example's place in its split, -1 for fillers.
+INDEX = "example_index"
 
 
 class Task(Protocol):
@@ -33,10 +34,22 @@ class Task(Protocol):
     def better(self) -> Mapping[str, str]: ...
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
-        """The model's keyword arguments; `mask` (bool, True at tokens) is what tokens are counted by."""
+        """The model's keyword arguments; masks (bool, True at tokens) are what tokens are counted by."""
 
-    def metrics(self, outputs: Any, batch: Batch) -> Sums:
-        """(sum, weight) by metric; `loss` is what is minimised."""
+    def metrics(self, outputs: Any, batch: Batch) -> Metrics:
+        """(values, weights) by metric, one of each an example, or an array of sums over the batch.
+
+        The weighted mean of `loss` is what is minimised.
+        """
+
+    def finish(self, sums: Mapping[str, Any]) -> Mapping[str, float]:
+        """The metrics of many batches, from (sum of values x weights, sum of weights) and sums in double precision."""
+
+    def records(self, outputs: Any, batch: Batch) -> Mapping[str, jax.Array]:
+        """What is kept of each test example besides its metrics, [batch, ...]."""
+
+    def baseline(self, data: Any) -> Mapping[str, Any]:
+        """What a trivial guesser scores on the opened data: `name` and `scores`, JSON-able."""
 
 
 class TrainState(NamedTuple):
@@ -101,7 +114,7 @@ def train_step(
         def objective(params: Any) -> tuple[jax.Array, Any]:
             model = nnx.merge(graphdef, params, rest, copy=True)  # for constants to change in this trace
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
-            sums = task.metrics(outputs, batch)
+            sums = reduce(task.metrics(outputs, batch))
             return sums["loss"][0], (sums, split(model)[2])
 
         grads, (sums, rest) = jax.grad(objective, has_aux=True)(params)
@@ -161,13 +174,28 @@ def micro_batches(batch: Batch, key: jax.Array, number: int) -> tuple[dict[str, 
 def eval_step(
     graphdef: nnx.GraphDef, task: Task, *, axis_name: str | None = None
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Any]]:
-    """The pure function ((params, rest), batch) -> {"sums": by metric, "counts": examples and tokens}, dropout off."""
+    """The pure function ((params, rest), batch) -> report, dropout off.
+
+    The report holds `sums` by metric, `counts` of examples and tokens, and where the batch says which examples it has
+    (`INDEX`) `examples`: their `index`, the values and weights of their `metrics` and the task's `records`, of the
+    whole batch on every device.
+    """
 
     def step(variables: tuple[Any, Any], batch: Batch) -> dict[str, Any]:
+        index = batch.get(INDEX)
+        batch = {name: array for name, array in batch.items() if name != INDEX}
         model = nnx.merge(graphdef, *variables)
         outputs = model(**task.inputs(batch), deterministic=True)
-        report = {"sums": task.metrics(outputs, batch), "counts": count(task, batch)}
-        return report if axis_name is None else jax.lax.psum(report, axis_name)
+        metrics = task.metrics(outputs, batch)
+        report = {"sums": reduce(metrics), "counts": count(task, batch)}
+        if axis_name is not None:
+            report = jax.lax.psum(report, axis_name)
+        if index is None:
+            return report
+        examples = {"index": index, "metrics": by_example(metrics), "records": dict(task.records(outputs, batch))}
+        if axis_name is not None:
+            examples = jax.lax.all_gather(examples, axis_name, tiled=True)
+        return report | {"examples": examples}
 
     return step
 
@@ -175,16 +203,20 @@ def eval_step(
 def count(task: Task, batch: Batch) -> dict[str, jax.Array]:
     """Examples and tokens (int32) of a batch; those of weight 0 are fillers and not counted.
 
-    Tokens are where the model's `mask` is True, or every place of the first input if there is no mask.
+    Tokens are where any of the model's masks (`mask`, `mask2`, `decoder_mask`) is True, or every place of the first
+    input if there is no mask.
     """
     weights = batch["weights"]
     real = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
     inputs = task.inputs(batch)
-    mask = inputs.get("mask")
-    if mask is None:
-        mask = jnp.ones(jnp.shape(next(iter(inputs.values())))[:2], bool)
-    tokens = jnp.sum(mask.reshape(mask.shape[0], -1) > 0, axis=1, dtype=jnp.int32)
+    masks = [array for name, array in inputs.items() if _is_mask(name) and array is not None]
+    masks = masks or [jnp.ones(jnp.shape(next(iter(inputs.values())))[:2], bool)]
+    tokens = sum(jnp.sum(mask.reshape(mask.shape[0], -1) > 0, axis=1, dtype=jnp.int32) for mask in masks)
     return {"examples": jnp.sum(real, dtype=jnp.int32), "tokens": jnp.sum(jnp.where(real, tokens, 0))}
+
+
+def _is_mask(name: str) -> bool:
+    return name.rstrip("0123456789") in ("mask", "decoder_mask")
 
 
 def _is_float(x: jax.Array) -> bool:

@@ -15,10 +15,10 @@ import jax
 import optax
 from flax import nnx
 
-from xformer.train import data_record, parallel, warm_start
+from xformer.train import data_record, example_values, parallel, warm_start
 from xformer.train import workdir as folders
 from xformer.train.callbacks import Callback, Callbacks, Run
-from xformer.train.checkpoint import Checkpoints, barrier, choose
+from xformer.train.checkpoint import Checkpoints, barrier
 from xformer.train.engine import Data, Engine
 from xformer.train.errors import Diverged, OutOfMemory, ProcessLost
 from xformer.train.feed import Feed
@@ -26,8 +26,9 @@ from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
 from xformer.train.metrics import MetricsWriter
 from xformer.train.progress import Progress
+from xformer.train.restoring import choose
 from xformer.train.run_state import Position
-from xformer.train.settings import TrainConfig, check_batch_size, direction
+from xformer.train.settings import TrainConfig, check_batch_size, selection
 from xformer.train.step import Task, TrainState, num_params
 
 MEMORY = "peak memory is one device's arguments, results and temporaries of the compiled training step"
@@ -42,13 +43,14 @@ class Trainer:
       model_fn: makes the freshly initialised model. It is called with keyword arguments from `task.inputs`,
         `deterministic` and, in training, `rngs` with the stream `dropout`.
       data: opened data; `data.batches` gives the splits train, validation and test.
-      task: `inputs(batch)` for the model and `metrics(outputs, batch)`, (sum, weight) by name, `loss` among them.
+      task: what the model gets of a batch and how its outputs are judged; see `xformer.train.step.Task`.
       optimizer, schedule: from `xformer.train.optimizers.build`; the schedule is what rows report.
       workdir: folder of the run, made if missing.
       seed: decides initialisation, dropout and data order.
       name, attention: what the result calls the run and its attention.
       callbacks: freshly made, each with the name that messages give it.
       config: the resolved config, written to `config.json`; a workdir takes no other.
+      complete: fills in what is newer than a run in its `config.json`; None leaves that as it is.
     """
 
     model_fn: Callable[[nnx.Rngs], nnx.Module]
@@ -63,6 +65,7 @@ class Trainer:
     attention: str
     config: Mapping[str, Any]
     callbacks: Sequence[tuple[str, Callback]] = ()
+    complete: folders.Complete | None = None
 
     def fit(self) -> dict[str, Any]:
         """Trains, from the newest intact checkpoint if there is one, and returns the content of `result.json`.
@@ -97,15 +100,15 @@ class Trainer:
     def _fit(self) -> dict[str, Any]:
         main, workdir = jax.process_index() == 0, Path(self.workdir)
         parallel.make_layout(self.train)
-        mode = direction(self.train, self.task.better)
+        select = selection(self.train, self.task.better)
         check_batch_size(self.train, self.data.num_examples("train"))
         with contextlib.ExitStack() as stack:
             if main:
                 stack.enter_context(folders.lock(workdir))
-                folders.check(workdir, self.config)
+                folders.check(workdir, self.config, self.complete)
                 data_record.check(workdir, self.data.fingerprint)
                 started = folders.started(workdir)
-                folders.claim(workdir, self.config)
+                folders.claim(workdir, self.config, self.complete)
                 if not started:
                     data_record.record(workdir, self.data)
             barrier("claimed")
@@ -128,7 +131,7 @@ class Trainer:
                 progress.say(warm)
             if position.step:
                 callbacks.load_state(position.callbacks)
-            run = Run(self.name, workdir, position.step, self.train.num_steps, self.train.select_metric, mode, main)
+            run = Run(self.name, workdir, position.step, self.train.num_steps, *select, main)
             loop = Loop(
                 engine,
                 self.data,
@@ -147,8 +150,11 @@ class Trainer:
             except Diverged as error:
                 progress.say(f"{error}; looking for where it starts")
                 raise self._explained(error, engine, checkpoints, interruption) from None
-            result = self._result(engine, checkpoints, position, progress.watch("test", loop.check))
+            kept = example_values.Kept()
+            watch = progress.watch("test", loop.check)
+            result = self._result(engine, checkpoints, position, select[0], watch, kept)
             if main:
+                example_values.write(workdir, kept.arrays())
                 folders.write_json(workdir / "result.json", result)
             callbacks.end(dataclasses.replace(run, step=position.step), result)
             return result
@@ -214,11 +220,17 @@ class Trainer:
         )
 
     def _result(
-        self, engine: Engine, checkpoints: Checkpoints, position: Position, watch: Callable[[int, int], None]
+        self,
+        engine: Engine,
+        checkpoints: Checkpoints,
+        position: Position,
+        metric: str,
+        watch: Callable[[int, int], None],
+        kept: example_values.Kept,
     ) -> dict[str, Any]:
         assert position.best is not None  # the last step is always evaluated
         best = position.best["step"]
-        test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", watch)
+        test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", watch, kept)
         times = position.step_seconds or [position.seconds / position.step]
         return {
             "name": self.name,
@@ -233,8 +245,9 @@ class Trainer:
             "eval": position.best["metrics"],
             "test": test,
             "best_step": best,
-            "select_metric": self.train.select_metric,
+            "select_metric": metric,
             "better": dict(self.task.better),
+            "baseline": dict(self.task.baseline(self.data)),
             "last_step": position.step,
             "stopped_early": position.stopped,
             "init_from": folders.read_object(Path(self.workdir) / warm_start.FILE),

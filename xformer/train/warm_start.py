@@ -23,8 +23,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from xformer.train import workdir as folders
-from xformer.train.checkpoint import MANIFEST, Checkpoints, choose
+from xformer.train.checkpoint import MANIFEST, Checkpoints
 from xformer.train.errors import CheckpointError, WarmStartError, WorkdirMismatch
+from xformer.train.restoring import choose
 from xformer.train.step import path_name
 
 logger = logging.getLogger(__name__)

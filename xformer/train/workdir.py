@@ -7,7 +7,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from xformer.difference import difference
 from xformer.train.errors import WorkdirBusy, WorkdirMismatch
 
 logger = logging.getLogger(__name__)
+
+Complete = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 # What may differ when a run goes on: it changes when things happen, or where, not what is computed.
 MAY_CHANGE = ("stop_at_step", "log_every", "checkpoint_every", "parallel", "mesh")
@@ -42,13 +44,15 @@ def lock(workdir: Path) -> Iterator[None]:
         yield
 
 
-def claim(workdir: Path, config: Mapping[str, Any]) -> None:
+def claim(workdir: Path, config: Mapping[str, Any], complete: Complete | None = None) -> None:
     """Writes `config.json`, or checks the one that a run has used; allowed changes are logged and written.
+
+    `complete` is that of `changed`.
 
     Raises:
       WorkdirMismatch: the folder holds a run of another config; the message shows the difference.
     """
-    changes = check(workdir, config)
+    changes = check(workdir, config, complete)
     for key, (old, new) in changes.items():
         logger.warning("%s goes on with %s: %r, before %r", workdir, key, new, old)
     if "train.num_steps" in changes:
@@ -57,13 +61,13 @@ def claim(workdir: Path, config: Mapping[str, Any]) -> None:
         write_json(workdir / "config.json", config)
 
 
-def check(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def check(workdir: Path, config: Mapping[str, Any], complete: Complete | None = None) -> dict[str, tuple[Any, Any]]:
     """What `changed` says of a folder that holds a started run; nothing for any other folder.
 
     Raises:
       WorkdirMismatch: the run is of another config.
     """
-    return changed(workdir, config) if started(workdir) and (workdir / "config.json").exists() else {}
+    return changed(workdir, config, complete) if started(workdir) and (workdir / "config.json").exists() else {}
 
 
 def started(workdir: Path) -> bool:
@@ -73,14 +77,22 @@ def started(workdir: Path) -> bool:
     return finished or any((workdir / "checkpoints").glob("*")) or (rows.exists() and rows.stat().st_size > 0)
 
 
-def changed(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def changed(workdir: Path, config: Mapping[str, Any], complete: Complete | None = None) -> dict[str, tuple[Any, Any]]:
     """(value there, value here) by dotted key, where `config` differs from `config.json` as it may.
+
+    Args:
+      workdir: the run's folder.
+      config: the run's config now.
+      complete: fills in keys that are newer than the run that wrote `config.json`, with the values that it had.
 
     Raises:
       WorkdirMismatch: it differs in what it may not.
     """
     given = json.loads(json.dumps(config))
-    changes = difference(read_object(workdir / "config.json") or {}, given)
+    there = read_object(workdir / "config.json") or {}
+    if complete is not None and there != given:
+        there = json.loads(json.dumps(complete(there)))
+    changes = difference(there, given)
     refused = {key: change for key, change in changes.items() if not _allowed(key, change, given)}
     if refused:
         spelt = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, (old, new) in refused.items())

@@ -18,15 +18,19 @@ from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.backward import Given, backward, gradients, zeros
 from xformer.attention.engine.forward import forward
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.engine.query_tile import QueryTiles, merge_heads
+from xformer.attention.engine.query_tile import HIDDEN, QueryTiles, merge_heads
 from xformer.attention.engine.tile_plan import TilePlan, round_up
 
 Array = jax.Array
 STEP_SCORES = 2**20  # scores in one step of a loop: 4 MiB in float32, which stay in a CPU's caches
 
 
-def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
-    """Attention `[batch, q_len, kv_heads, groups, head_dim]` in float32 (float64 for float64 inputs)."""
+def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Array, Array]:
+    """Attention and the log-sum-exp of the scores, in float32 (float64 for float64 inputs), both differentiable.
+
+    The output is `[batch, q_len, kv_heads, groups, value depth]`. The log-sum-exp, `[batch, q_len, kv_heads, groups]`,
+    counts a sink, and is -inf where a query has nothing to attend to.
+    """
     q_len, kv_len = inputs.query.shape[1], inputs.key.shape[1]
     plan = controls.plan
     q_pad, kv_pad = round_up(q_len, plan.q_block) - q_len, round_up(kv_len, plan.kv_block) - kv_len
@@ -40,11 +44,14 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         mask=pad_pairs(controls.mask, q_pad, kv_pad),
         q_segments=pad(controls.q_segments, 3, q_pad),
         kv_segments=pad(controls.kv_segments, 4, kv_pad),
+        q_positions=pad(controls.q_positions, 3, q_pad),
+        kv_positions=pad(controls.kv_positions, 4, kv_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
     )
     batch, _, kv_heads, groups, _ = inputs.query.shape
     settings = dataclasses.replace(settings, batch_step=_batch_step(batch, kv_heads * groups, plan))
-    return attend_tiles((settings, kv_len if kv_pad else None), inputs, controls)[:, :q_len]
+    out, lse = attend_tiles((settings, kv_len if kv_pad else None), inputs, controls)
+    return out[:, :q_len], lse[:, :q_len]
 
 
 def _batch_step(batch: int, num_heads: int, plan: TilePlan) -> int | None:
@@ -76,11 +83,11 @@ def pad_pairs(x: Array | None, q_pad: int, kv_pad: int) -> Any:
     return x if x.shape[4] == 1 else pad(x, 4, kv_pad)
 
 
-def _attend_primal(static: tuple[Settings, int | None], inputs: Inputs, controls: Controls) -> Array:
+def _attend_primal(static: tuple[Settings, int | None], inputs: Inputs, controls: Controls) -> tuple[Array, Array]:
     return _forward(static, inputs, controls)[0]
 
 
-def _forward(static: Any, inputs: Inputs, controls: Controls) -> tuple[Array, Any]:
+def _forward(static: Any, inputs: Inputs, controls: Controls) -> tuple[tuple[Array, Array], Any]:
     settings, kv_len = static
 
     def run(inputs: Inputs, controls: Controls) -> tuple[Array, Array]:
@@ -95,39 +102,43 @@ def _forward(static: Any, inputs: Inputs, controls: Controls) -> tuple[Array, An
     else:
         share = lambda first: run(inputs.examples(first, step), controls.examples(first, step))
         out, lse = _stacked(jax.lax.map(share, _firsts(inputs, step)))
-    return out, (inputs, controls, out, lse)
+    return (out, lse), (inputs, controls, out, lse)
 
 
-def _backward(static: Any, saved: Any, d_out: Array) -> tuple[Inputs, None]:
+def _backward(static: Any, saved: Any, gradient: tuple[Array, Array]) -> tuple[Inputs, None]:
     inputs, controls, out, lse = saved
     settings, kv_len = static
-    given = Given(d_out, lse, (d_out * out).sum(-1))
+    d_out, d_lse = gradient
+    attended = lse != HIDDEN
+    lse = jnp.where(attended, lse, jnp.zeros_like(lse))
+    given = Given(d_out, lse, (d_out * out).sum(-1) - jnp.where(attended, d_lse, jnp.zeros_like(d_lse)))
 
     def run(inputs: Inputs, controls: Controls, given: Given) -> Inputs:
         tiles = QueryTiles(settings, kv_len, inputs, controls)
         totals, parts = zeros(tiles), []
-        given = Given(*(merge_heads(x) for x in given))
+        by_head = Given(*(merge_heads(x) for x in given))
         for group in controls.plan.groups:
-            totals, part = tiles.scan(group, functools.partial(backward, tiles, group, given), totals)
+            totals, part = tiles.scan(group, functools.partial(backward, tiles, group, by_head), totals)
             parts.append(part)
-        return gradients(tiles, tiles.in_order(parts), totals)
+        return gradients(tiles, given, tiles.in_order(parts), totals)
 
     step = settings.batch_step
     if step is None:
         return _like(run(inputs, controls, given), inputs), None
     # What all examples share has its gradients summed, in the dtype of the computation; what each has its own stacked.
     one_bias = inputs.bias is not None and inputs.bias.shape[0] == 1
-    shared = lambda x: (x.bias if one_bias else None, x.relative)
+    shared = lambda x: (x.bias if one_bias else None, x.relative, x.sinks)
     zeros_of = lambda x: jnp.zeros(x.shape, compute_dtype(inputs.query.dtype))
 
     def share(total: Any, first: Array) -> tuple[Any, Inputs]:
         grads = run(inputs.examples(first, step), controls.examples(first, step), given.examples(first, step))
-        own = _like(grads, inputs)._replace(relative=None)
+        own = _like(grads, inputs)._replace(relative=None, sinks=None)
         return jax.tree.map(jnp.add, total, shared(grads)), own._replace(bias=None) if one_bias else own
 
-    (bias, relative), own = jax.lax.scan(share, jax.tree.map(zeros_of, shared(inputs)), _firsts(inputs, step))
+    (bias, relative, sinks), own = jax.lax.scan(share, jax.tree.map(zeros_of, shared(inputs)), _firsts(inputs, step))
     own = _stacked(own)
-    return _like(own._replace(bias=bias if one_bias else own.bias, relative=relative), inputs), None
+    own = own._replace(bias=bias if one_bias else own.bias, relative=relative, sinks=sinks)
+    return _like(own, inputs), None
 
 
 def _like(gradients: Inputs, inputs: Inputs) -> Inputs:

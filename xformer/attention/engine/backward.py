@@ -18,7 +18,7 @@ Array = jax.Array
 
 
 class Totals(NamedTuple):
-    """Gradients summed over tiles; key and value `[batch, num_blocks, kv_heads, head_dim, kv_block]`."""
+    """Gradients summed over tiles; key and value `[batch, num_blocks, kv_heads, depth, kv_block]`."""
 
     key: Array
     value: Array
@@ -27,7 +27,14 @@ class Totals(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the backward pass is given, by query: the output's gradient, log-sum-exp, and `(d_out * out).sum(-1)`."""
+    """What the backward pass is given by query.
+
+    Attributes:
+      d_out: the output's gradient.
+      lse: the log-sum-exp; 0, which stands for any number, where a query has nothing to attend to.
+      delta: what is subtracted from the gradient of every weight: `(d_out * out).sum(-1)`, less the gradient of the
+        log-sum-exp.
+    """
 
     d_out: Array
     lse: Array
@@ -46,11 +53,14 @@ def zeros(tiles: QueryTiles) -> Totals:
     return varying(Totals(by_key(tiles.key), by_key(tiles.value), zeros(tiles.inputs.bias), tables), tiles.axes)
 
 
-def gradients(tiles: QueryTiles, d_query: Array, totals: Totals) -> Inputs:
-    """The totals in the shapes of the inputs, in the dtype of the computation."""
+def gradients(tiles: QueryTiles, given: Given, d_query: Array, totals: Totals) -> Inputs:
+    """The totals in the shapes of the inputs, in the dtype of the computation; `given` is that of the whole call."""
     inputs, relative, tables = tiles.inputs, tiles.inputs.relative, totals.tables
     key, value = (jnp.moveaxis(x, 4, 2) for x in (totals.key, totals.value))
-    grads = Inputs(d_query, key, value, totals.bias, None)
+    grads = Inputs(d_query, key, value, totals.bias)
+    if inputs.sinks is not None:  # the weight of a sink, which has no value: the gradient of its weight is zero
+        weights = jnp.exp(inputs.sinks.astype(tiles.dtype) - given.lse)
+        grads = grads._replace(sinks=-(weights * given.delta).sum((0, 1)))
     if relative is not None:
         unpad = lambda x: x if x is None or tiles.relative.whole_table else tiles.relative.unpad(x)
         slopes = jax.tree.map(lambda x: jnp.zeros(x.shape, tiles.dtype), relative.slopes)
@@ -74,7 +84,7 @@ def backward(tiles: QueryTiles, group: TileGroup, given: Given, totals: Totals, 
     tables = tiles.tables
     key_term = None if tables.key is None else DistanceTable(tiles, tables.key, query)
     value_term = None if tables.value is None else DistanceTable(tiles, tables.value, d_out)
-    products, d_products = (term.products() if term else [] for term in (key_term, value_term))
+    products, value_products = (term.products() if term else [] for term in (key_term, value_term))
     # Products by key are computed, and kept, with the keys last: so it is the small operand that is transposed. Without
     # the barrier compilers make one product of both.
     query_t, d_out_t = jax.lax.optimization_barrier(tuple(jnp.swapaxes(x, 1, 2) for x in (query, d_out)))
@@ -83,7 +93,7 @@ def backward(tiles: QueryTiles, group: TileGroup, given: Given, totals: Totals, 
         totals, d_query, key_sums, value_sums = carry
         key, value = tiles.keys(tiles.key, chunk), tiles.keys(tiles.value, chunk)
         pairs = key_term.pairs(products, chunk) if key_term else None
-        scores = tiles.scores(marked_query, key, chunk, pairs)
+        scores, slope = tiles.scores(marked_query, key, chunk, pairs)
         weights = jnp.exp(scores - lse[..., None])
         kept = tiles.kept(chunk, key.shape[1])
         dropped = weights * kept
@@ -91,16 +101,17 @@ def backward(tiles: QueryTiles, group: TileGroup, given: Given, totals: Totals, 
         d_value = tiles.einsum("ndm,nms->nds", d_out_t, dropped)
         new = totals.tables
         if value_term:
-            d_weights = d_weights + tiles.flat(value_term.pairs(d_products, chunk))
+            d_weights = d_weights + tiles.flat(value_term.pairs(value_products, chunk))
             value_sums = value_term.add(value_sums, dropped, chunk)
             new = new._replace(value=value_term.tile_gradient(new.value, dropped, chunk))
         d_scores = weights * (d_weights * kept - delta[..., None])
-        d_query = d_query + tiles.einsum("nms,nsd->nmd", d_scores, key)
-        d_key = tiles.einsum("ndm,nms->nds", query_t, d_scores)
+        d_products = d_scores * slope
+        d_query = d_query + tiles.einsum("nms,nsd->nmd", d_products, key)
+        d_key = tiles.einsum("ndm,nms->nds", query_t, d_products)
         if key_term:
-            d_query = d_query + key_term.apply_tile(d_scores, chunk)
-            key_sums = key_term.add(key_sums, d_scores, chunk)
-            new = new._replace(key=key_term.tile_gradient(new.key, d_scores, chunk))
+            d_query = d_query + key_term.apply_tile(d_products, chunk)
+            key_sums = key_term.add(key_sums, d_products, chunk)
+            new = new._replace(key=key_term.tile_gradient(new.key, d_products, chunk))
         if tables.bias is not None:
             pairs, starts = tiles.full(d_scores), tiles.starts(chunk)
             new = new._replace(bias=tiles.relative.add_bias(new.bias, pairs, starts, chunk.distant))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.gradient_guard import guard
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.engine.query_tile import HIDDEN
+from xformer.attention.engine.query_tile import HIDDEN, allowed_by_position, soft_cap
+from xformer.attention.engine.relative_by_position import RelativeByPosition
 from xformer.attention.engine.relative_tiles import RelativeTiles, ends_of
-from xformer.attention.pattern import Pattern
+from xformer.attention.pattern import Full, Pattern
 
 Array = jax.Array
 
@@ -24,8 +25,23 @@ def relative_tiles(q_len: int, kv_len: int, radius: int) -> RelativeTiles:
     return RelativeTiles(q_len, kv_len, radius, math.inf)
 
 
-def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> tuple[Array, Array]:
-    """Output `[batch, q_len, kv_heads, groups, head_dim]` and weights `[batch, kv_heads, groups, q_len, kv_len]`.
+class Attended(NamedTuple):
+    """What dense attention gives.
+
+    Attributes:
+      out: `[batch, q_len, kv_heads, groups, value depth]`.
+      lse: the log-sum-exp of the scores, a sink counted, `[batch, q_len, kv_heads, groups]`; -inf where a query has
+        nothing to attend to.
+      weights: `[batch, kv_heads, groups, q_len, kv_len]`.
+    """
+
+    out: Array
+    lse: Array
+    weights: Array
+
+
+def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> Attended:
+    """Attends by the definition.
 
     `controls.plan` is not read. Computes in float32, or in float64 for float64 inputs.
     """
@@ -43,16 +59,20 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     einsum = functools.partial(jnp.einsum, precision=settings.precision)
     heads = lambda x: x.reshape(*((1, 1) if x.shape[0] == 1 else (kv_heads, groups)), *x.shape[1:])
 
-    scores = einsum("bqkgd,bskd->bkgqs", query, key) + key_marks + query_marks
+    scores = einsum("bqkgd,bskd->bkgqs", query, key)
     relative = inputs.relative
     if relative is not None:
-        tile = relative_tiles(q_len, kv_len, relative.radius)
-        starts = tile.starts(jnp.asarray(controls.offset, jnp.int32), jnp.zeros((1, 1, 1), jnp.int32))
+        if controls.q_positions is not None and controls.kv_positions is not None:
+            tile: RelativeTiles = RelativeByPosition(q_len, kv_len, relative.radius)
+            starts = controls.kv_positions - controls.q_positions + relative.radius
+        else:
+            tile = relative_tiles(q_len, kv_len, relative.radius)
+            starts = tile.starts(jnp.asarray(controls.offset, jnp.int32), jnp.zeros((1, 1, 1), jnp.int32))
         if relative.key_table is not None:
             table = heads(relative.key_table).astype(dtype)
             ends, by_distance = (einsum("bqkgd,kgnd->bkgqn", query, x) for x in (ends_of(table, axis=2), table))
             scores = scores + tile.expand(ends, by_distance, starts)
-    scores = scores * settings.scale
+    scores = soft_cap(scores * settings.scale, settings.softcap)[0] + key_marks + query_marks
     if relative is not None and relative.bias_table is not None:
         scores = scores + tile.bias_scores(heads(relative.bias_table).astype(dtype), starts)
     if relative is not None and relative.slopes is not None:
@@ -60,13 +80,17 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     if inputs.bias is not None:
         scores = scores + inputs.bias.astype(dtype)
 
-    positions = controls.offset + jnp.arange(q_len), jnp.arange(kv_len)
-    allowed = heads(jnp.asarray(pattern.allows(*positions)))[None]
+    if controls.q_positions is not None and controls.kv_positions is not None and not isinstance(pattern, Full):
+        allowed = allowed_by_position(pattern, controls.q_positions, controls.kv_positions)
+    else:
+        positions = controls.offset + jnp.arange(q_len), jnp.arange(kv_len)
+        allowed = heads(jnp.asarray(pattern.allows(*positions)))[None]
     if controls.mask is not None:
         allowed = allowed & controls.mask
     if controls.q_segments is not None and controls.kv_segments is not None:
         allowed = allowed & (controls.q_segments == controls.kv_segments)
-    weights = softmax(scores, allowed)
+    sinks = None if inputs.sinks is None else inputs.sinks.astype(dtype)[None, :, :, None, None]
+    weights, lse = softmax(scores, allowed, sinks)
     if settings.dropout_rate:
         shape = (1, 1, 1, q_len, kv_len) if settings.broadcast_dropout else weights.shape
         assert controls.dropout_rng is not None
@@ -79,10 +103,11 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
         sums = tile.collapse(weights, starts)
         out = out + einsum("bkgqn,kgnd->bqkgd", sums.by_distance, table)
         out = out + einsum("bkgqn,kgnd->bqkgd", sums.ends, ends_of(table, axis=2))
-    of_keys = jnp.moveaxis((key + value).sum(-1), 1, 2)[:, :, None, None]
+    of_keys = jnp.moveaxis(key.sum(-1) + value.sum(-1), 1, 2)[:, :, None, None]
     of_queries = jnp.moveaxis(query.sum(-1), 1, 3)[..., None]
     seen = jnp.where(allowed, of_keys + of_queries, jnp.zeros((), dtype)).sum(-1)  # [batch, kv_heads, groups, q_len]
-    return guard(out, jnp.broadcast_to(jnp.moveaxis(seen, 3, 1)[..., None], out.shape)), weights
+    out = guard(out, jnp.broadcast_to(jnp.moveaxis(seen, 3, 1)[..., None], out.shape))
+    return Attended(out, jnp.moveaxis(lse, 3, 1), weights)
 
 
 def marks(finite: Array, dtype: Any) -> Array:
@@ -90,12 +115,23 @@ def marks(finite: Array, dtype: Any) -> Array:
     return jnp.where(finite, jnp.zeros((), dtype), jnp.full((), jnp.nan, dtype))
 
 
-def softmax(scores: Array, allowed: Array) -> Array:
-    """Softmax over the last axis among the allowed; all zeros, with zero gradient, where nothing is."""
+def softmax(scores: Array, allowed: Array, sinks: Array | None = None) -> tuple[Array, Array]:
+    """Softmax over the last axis among the allowed; all zeros, with zero gradient, where nothing is.
+
+    Also gives the log-sum-exp, without the last axis. `sinks` are logits that are counted and get no weight.
+    """
     zero = jnp.zeros((), scores.dtype)
     scores = jnp.where(allowed, scores, jnp.asarray(HIDDEN, scores.dtype))
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
-    weights = jnp.where(allowed, jnp.exp(scores - jnp.where(top == HIDDEN, zero, top)), zero)
+    if sinks is not None:
+        top = jnp.maximum(top, jax.lax.stop_gradient(sinks))
+    top = jnp.where(top == HIDDEN, zero, top)
+    weights = jnp.where(allowed, jnp.exp(scores - top), zero)
     norm = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        norm = norm + jnp.exp(sinks - top)
+    attended = norm != 0
+    norm = jnp.where(attended, norm, jnp.ones_like(norm))
+    lse = jnp.where(attended, top + jnp.log(norm), jnp.asarray(HIDDEN, scores.dtype))[..., 0]
     # Selected once more, for a row whose norm is NaN.
-    return jnp.where(allowed, weights / jnp.where(norm == 0, jnp.ones_like(norm), norm), zero)
+    return jnp.where(allowed, weights / norm, zero), lse

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 Array = jax.Array
 
@@ -33,8 +33,11 @@ def sum_like(grad: Array, x: Array) -> Array:
     return jax.lax.psum(grad, axes) if axes else grad
 
 
-def automatic(attend: Callable[[Any, Any], Array], call: Any, params: Any) -> Array:
-    """`attend(call, params)`, leaving explicit mesh axes to the compiler; the output lies as the query does."""
+def automatic(attend: Callable[[Any, Any], Any], call: Any, params: Any, *, with_lse: bool = False) -> Any:
+    """`attend(call, params)`, leaving explicit mesh axes to the compiler; the output lies as the query does.
+
+    `with_lse`: it gives a tuple of the output and the log-sum-exp, which has all axes of the query but the last.
+    """
     where = jax.typeof(call.query).sharding
     if AxisType.Explicit not in where.mesh.axis_types:
         return attend(call, params)
@@ -42,4 +45,5 @@ def automatic(attend: Callable[[Any, Any], Array], call: Any, params: Any) -> Ar
         name: x for name, x in vars(call).items() if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x))
     }
     run = lambda arrays, params: attend(dataclasses.replace(call, **arrays), params)
-    return jax.sharding.auto_axes(run, out_sharding=where)(arrays, params)
+    outputs = (where, NamedSharding(where.mesh, PartitionSpec(*where.spec[:3]))) if with_lse else where
+    return jax.sharding.auto_axes(run, out_sharding=outputs)(arrays, params)

@@ -16,8 +16,9 @@ Array = jax.Array
 class Inputs(NamedTuple):
     """What the result is differentiated by.
 
-    query `[batch, q_len, kv_heads, groups, head_dim]`; key, value `[batch, kv_len, kv_heads, head_dim]`; bias
-    `[batch, kv_heads, groups, q_len, kv_len]` with axes of size 1 where it broadcasts.
+    query `[batch, q_len, kv_heads, groups, head_dim]`; key `[batch, kv_len, kv_heads, head_dim]`; value likewise, of
+    any depth; bias `[batch, kv_heads, groups, q_len, kv_len]` with axes of size 1 where it broadcasts; sinks
+    `[kv_heads, groups]`, a logit without a value for every query of a head.
     """
 
     query: Array
@@ -25,11 +26,12 @@ class Inputs(NamedTuple):
     value: Array
     bias: Array | None = None
     relative: Relative | None = None
+    sinks: Array | None = None
 
     def examples(self, first: Array, size: int) -> Inputs:
         """Those of `size` examples of the batch."""
         query, key, value, bias = (_examples(x, first, size) for x in self[:4])
-        return Inputs(query, key, value, bias, self.relative)
+        return self._replace(query=query, key=key, value=value, bias=bias)
 
 
 class Controls(NamedTuple):
@@ -42,6 +44,8 @@ class Controls(NamedTuple):
       mask: bool `[b, k, g, q_len or 1, kv_len or 1]`.
       q_segments, kv_segments: int `[b, 1, 1, length, 1]` and `[b, 1, 1, 1, length]`.
       offset: int scalar, the position of the first query.
+      q_positions, kv_positions: int `[b, 1, 1, length, 1]` and `[b, 1, 1, 1, length]`, where tokens stand; None: in
+        order, from `offset` and from 0 on.
       dropout_rng: a key, with `Settings.dropout_rate` above 0.
     """
 
@@ -54,14 +58,14 @@ class Controls(NamedTuple):
     first_query_tile: Array | int = 0
     first_key_tile: Array | int = 0
     first_example: Array | int = 0
+    q_positions: Array | None = None
+    kv_positions: Array | None = None
 
     def examples(self, first: Array, size: int) -> Controls:
         """Those of `size` examples of the batch."""
-        mask, q_segments, kv_segments = (
-            _examples(x, first, size) for x in (self.mask, self.q_segments, self.kv_segments)
-        )
-        first_example = self.first_example + first
-        return self._replace(mask=mask, q_segments=q_segments, kv_segments=kv_segments, first_example=first_example)
+        names = "mask", "q_segments", "kv_segments", "q_positions", "kv_positions"
+        arrays = {name: _examples(getattr(self, name), first, size) for name in names}
+        return self._replace(**arrays, first_example=self.first_example + first)
 
 
 def _examples(x: Any, first: Array, size: int) -> Any:
@@ -73,7 +77,8 @@ class Settings:
     """Static choices of a call.
 
     Attributes:
-      pattern: tested pair by pair, for a query offset known only at run time.
+      softcap: scaled scores become `softcap * tanh(score / softcap)`; None: they stay.
+      pattern: tested pair by pair, where positions are known only at run time.
       batch_step: examples computed at a time, one such share of the batch after the other; None for all.
     """
 
@@ -83,3 +88,4 @@ class Settings:
     pattern: Pattern | None = None
     precision: Any = None
     batch_step: int | None = None
+    softcap: float | None = None

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
 from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.relative_by_position import RelativeByPosition
 from xformer.attention.engine.relative_tiles import RelativeTiles
 from xformer.attention.engine.tile_plan import TileGroup
+from xformer.attention.pattern import Pattern
 
 Array = jax.Array
 HIDDEN = -math.inf  # the score of a hidden pair: below any bias, which is a number like any other
@@ -53,7 +55,7 @@ class QueryTiles:
     """One call's arrays, padded to whole tiles, and what is done with them for one query tile.
 
     Arrays by token keep the length before the heads, as callers do, so that no array is moved as a whole:
-    `query [batch, q_len, kv_heads, groups, head_dim]`, `key` and `value [batch, kv_len, kv_heads, head_dim]`. A tile's
+    `query [batch, q_len, kv_heads, groups, head_dim]`, `key` and `value [batch, kv_len, kv_heads, depth]`. A tile's
     are flat, `[n, m, ...]`, which is what compilers do best. Query heads that visit the same key tiles as others of
     their group are so many more queries: n is batch x kv_heads and m groups x q_block. Otherwise n is batch x kv_heads
     x groups and m q_block.
@@ -83,9 +85,11 @@ class QueryTiles:
         self.relative: Any = None  # a RelativeTiles where there are relative terms
         if inputs.relative is not None:
             terms = inputs.relative
-            self.relative = RelativeTiles(
-                self.q_block, self.kv_block, terms.radius, plan.near_per_query_tile, self.einsum
-            )
+            sizes = self.q_block, self.kv_block, terms.radius
+            if controls.q_positions is None:
+                self.relative = RelativeTiles(*sizes, plan.near_per_query_tile, self.einsum)
+            else:
+                self.relative = RelativeByPosition(*sizes, self.einsum)
             split = lambda x: None if x is None else self.heads(x).astype(self.dtype)
             pad = lambda x: x if x is None or self.relative.whole_table else self.relative.pad(x)
             key, value, bias, self.slopes = (
@@ -183,15 +187,23 @@ class QueryTiles:
         return self._flat(jnp.moveaxis(tile, 1, 2), 3).astype(self.dtype)
 
     def keys(self, blocks: Array, chunk: Chunk) -> Array:
-        """A chunk's keys or values `[n, keys, head_dim]` from `[batch, num_blocks, kv_block, kv_heads, head_dim]`."""
+        """A chunk's keys or values `[n, keys, depth]` from `[batch, num_blocks, kv_block, kv_heads, depth]`."""
         return (
             gather.take_keys(blocks, self.local_key_tiles(chunk))
             .reshape(self.n, -1, blocks.shape[-1])
             .astype(self.dtype)
         )
 
+    def sinks(self) -> Array | None:
+        """The logit without a value of every query of a tile, `[n, m]`."""
+        sinks = self.inputs.sinks
+        if sinks is None:
+            return None
+        shape = self.batch, self.kv_heads, self.groups, self.q_block
+        return self.flat(jnp.broadcast_to(sinks[None, :, :, None], shape).astype(self.dtype))
+
     def add_keys(self, total: Array, chunk: Chunk, update: Array) -> Array:
-        """Adds a chunk's gradients `[n, head_dim, keys]` where `keys` reads."""
+        """Adds a chunk's gradients `[n, depth, keys]` where `keys` reads."""
         heads = (self.kv_heads, self.groups) if self.per_head else (self.kv_heads, 1)
         update = update.reshape(self.batch, *heads, update.shape[1], -1, self.kv_block)
         return gather.add_keys(total, self.local_key_tiles(chunk), update)
@@ -205,21 +217,32 @@ class QueryTiles:
         return self.controls.offset + (self.controls.first_query_tile + chunk.query_tile) * self.q_block
 
     def starts(self, chunk: Chunk) -> Array:
-        """Where the tiles' distances start in the tables; see `RelativeTiles`."""
+        """Where the tiles' distances start in the tables; see `RelativeTiles` and `RelativeByPosition`."""
+        if self.controls.q_positions is not None:
+            return self.relative.places(*self._positions(chunk))
         return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
 
-    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> Array:
-        """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys.
+    def _positions(self, chunk: Chunk) -> tuple[Array, Array]:
+        """Those that were given, `[batch or 1, 1, 1, q_block, 1]` and `[batch or 1, 1, 1, 1, keys]`."""
+        q_positions, kv_positions = self.controls.q_positions, self.controls.kv_positions
+        assert q_positions is not None and kv_positions is not None
+        of_queries = jax.lax.dynamic_slice_in_dim(q_positions, chunk.query_tile * self.q_block, self.q_block, 3)
+        pick = chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block
+        return of_queries, gather.take_pairs(kv_positions, *pick)
+
+    def scores(self, query: Array, key: Array, chunk: Chunk, products: Array | None) -> tuple[Array, Any]:
+        """Masked scores `[n, m, keys]` of a scaled query tile with a chunk of keys, and the softcap's derivative there.
 
         `products`: what a table of keys adds, `[batch, kv_heads, groups, q_block, keys or 1]`.
         """
         scores = self.einsum("nmd,nsd->nms", query, key)
+        if products is not None:
+            scores = self.flat(self.full(scores) + products)
+        scores, slope = soft_cap(scores, self.settings.softcap)
         bias, allowed = self.inputs.bias, self._allowed(chunk)
         if self.relative is None and bias is None and allowed is None:
-            return scores
+            return scores, slope
         scores = self.full(scores)
-        if products is not None:
-            scores = scores + products
         if self.tables.bias is not None:
             scores = scores + self.relative.bias_scores(self.tables.bias, self.starts(chunk), chunk.distant)
         if self.slopes is not None:
@@ -229,7 +252,9 @@ class QueryTiles:
             scores = scores + bias.astype(self.dtype)
         if allowed is not None:
             scores = jnp.where(allowed, scores, jnp.asarray(HIDDEN, self.dtype))
-        return self.flat(scores)
+            if not isinstance(slope, float):  # that of a hidden NaN must not meet a gradient of zero
+                slope = self.flat(jnp.where(allowed, self.full(slope), jnp.zeros((), self.dtype)))
+        return self.flat(scores), slope
 
     def _allowed(self, chunk: Chunk) -> Array | None:
         """Which pairs of the tile attend, broadcastable to the scores; None for all."""
@@ -242,9 +267,16 @@ class QueryTiles:
         k_positions = k_positions.reshape(*chunk.key_tiles.shape[:2], 1, -1)
         if self.kv_len is not None:
             masks.append((k_positions < self.kv_len)[None])
-        if self.settings.pattern is not None:
+        if self.settings.pattern is not None and controls.q_positions is not None:
+            of_queries, of_keys = self._positions(chunk)
+            masks.append(allowed_by_position(self.settings.pattern, of_queries, of_keys))
+        elif self.settings.pattern is not None:
             q_positions = self._first_query(chunk) + jnp.arange(self.q_block)
-            masks.append(self.heads(self.settings.pattern.allows(q_positions, k_positions[0, 0, 0]))[None])
+            if k_positions.shape[:2] == (1, 1):
+                masks.append(self.heads(self.settings.pattern.allows(q_positions, k_positions[0, 0, 0]))[None])
+            else:  # heads with lists of their own, and a pattern that all share
+                allows = lambda k_positions: self.settings.pattern.allows(q_positions, k_positions[0])[0]
+                masks.append(jax.vmap(jax.vmap(allows))(k_positions)[None])
         if controls.mask is not None:
             masks.append(
                 gather.take_pairs(controls.mask, chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block)
@@ -275,6 +307,25 @@ class QueryTiles:
         scale = keep.astype(self.dtype) / (1.0 - rate)
         whole = (self.batch, self.kv_heads, self.groups, self.q_block, num_keys)
         return self.flat(jnp.broadcast_to(scale, whole))
+
+
+def allowed_by_position(pattern: Pattern, q_positions: Array, k_positions: Array) -> Array:
+    """Which pairs of a pattern that all heads share exist, `[batch or 1, 1, 1, q_len, kv_len]`.
+
+    Positions are int `[batch or 1, 1, 1, q_len, 1]` and `[batch or 1, 1, 1, 1, kv_len]`.
+    """
+    q_positions, k_positions = q_positions[:, 0, 0, :, 0], k_positions[:, 0, 0, 0]
+    batch = max(len(q_positions), len(k_positions))
+    wide = (jnp.broadcast_to(x, (batch, x.shape[1])) for x in (q_positions, k_positions))
+    return jax.vmap(pattern.allows)(*wide)[:, :, None]
+
+
+def soft_cap(scores: Array, softcap: float | None) -> tuple[Array, Any]:
+    """`softcap * tanh(score / softcap)` and its derivative by the score; the scores and 1 where there is no cap."""
+    if softcap is None:
+        return scores, 1.0
+    bent = jnp.tanh(scores / softcap)
+    return softcap * bent, 1.0 - bent * bent
 
 
 def merge_heads(x: Array) -> Array:

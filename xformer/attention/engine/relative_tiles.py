@@ -32,7 +32,7 @@ class Relative:
 
     Attributes:
       key_table: `[heads, 2 * radius + 1, head_dim]`; `query . table` is added to the score before scaling.
-      value_table: `[heads, 2 * radius + 1, head_dim]`; added to the value of each pair.
+      value_table: `[heads, 2 * radius + 1, value depth]`; added to the value of each pair.
       bias_table: `[heads, 2 * radius + 1]`; added to the scaled score.
       slopes: `[heads]`; `-slope * |distance|`, never clipped, is added to the scaled score. Constants: no gradient.
       radius: the largest distance that the tables tell apart.

@@ -110,7 +110,7 @@ def _halo(plan: TilePlan, shards: int, num_query_tiles: int) -> tuple[int, int] 
     return (before, after) if before + after < (shards - 1) * num_query_tiles else None
 
 
-def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
+def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Array, Array]:
     """`engine.attend.attend`, for a plan that is shared out (`ShardedPlan`) and for one that is not."""
     shares = controls.plan
     if not isinstance(shares, ShardedPlan):
@@ -127,23 +127,29 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> Array:
         value=pad(inputs.value, 1, kv_total - kv_len),
         bias=exact(pad_pairs(inputs.bias, q_pad, pairs_pad)),
         relative=jax.tree.map(exact, inputs.relative),
+        sinks=exact(inputs.sinks),
     )
     controls = controls._replace(
         plan=None,
         mask=pad_pairs(controls.mask, q_pad, pairs_pad),
         q_segments=pad(controls.q_segments, 3, q_pad),
         kv_segments=pad(controls.kv_segments, 4, pairs_pad),
+        q_positions=pad(controls.q_positions, 3, q_pad),
+        kv_positions=pad(controls.kv_positions, 4, pairs_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
         first_query_tile=jnp.int32(0),
         first_key_tile=jnp.int32(0),
         first_example=jnp.int32(0),
     )
-    return _attend(inputs, controls, shares, settings, kv_len)[:, :q_len]
+    out, lse = _attend(inputs, controls, shares, settings, kv_len)
+    return out[:, :q_len], lse[:, :q_len]
 
 
 # Jitted for calls outside jit, where shard_map can't leave axes to the compiler.
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def _attend(inputs: Inputs, controls: Controls, shares: ShardedPlan, settings: Settings, kv_len: int) -> Array:
+def _attend(
+    inputs: Inputs, controls: Controls, shares: ShardedPlan, settings: Settings, kv_len: int
+) -> tuple[Array, Array]:
     """Arrays of whole shares; keys and values have `kv_len` tokens without padding."""
     along: Any = P(None, AXIS)
     pairs_along: Any = P(None, None, None, AXIS)
@@ -152,20 +158,22 @@ def _attend(inputs: Inputs, controls: Controls, shares: ShardedPlan, settings: S
     run = jax.shard_map(
         functools.partial(_local, settings=settings, kv_len=kv_len),
         in_specs=(
-            Inputs(along, along, along, by_query(inputs.bias), whole),
-            Controls(
-                None, by_query(controls.mask), by_query(controls.q_segments), whole, whole, whole, whole, whole, whole
+            Inputs(along, along, along, by_query(inputs.bias), whole, whole),
+            Controls(*[whole] * len(Controls._fields))._replace(
+                plan=None, **{name: by_query(getattr(controls, name)) for name in ("mask", "q_segments", "q_positions")}
             ),
             P(AXIS),
         ),
-        out_specs=along,
+        out_specs=(along, along),
         axis_names={AXIS},
         check_vma=False,
     )
     return run(inputs, controls, shares)
 
 
-def _local(inputs: Inputs, controls: Controls, shares: ShardedPlan, *, settings: Settings, kv_len: int) -> Array:
+def _local(
+    inputs: Inputs, controls: Controls, shares: ShardedPlan, *, settings: Settings, kv_len: int
+) -> tuple[Array, Array]:
     """One device's queries."""
     plan = jax.tree.map(lambda x: x[0], shares.plan)
     kv_total = round_up(kv_len, plan.kv_block)

@@ -9,24 +9,36 @@ from xformer.attention.engine.relative_tiles import RelativeTiles
 from xformer.attention.engine.tile_plan import TilePlan, ceil_div
 
 
-def tiled_flops(plan: TilePlan, q_len: int, head_dim: int, relative: Any = None) -> int:
-    """Of the tiled engine; `relative` is a `Relative` of arrays or their shapes, or None."""
-    flops = 4 * plan.num_tiles * plan.q_block * plan.kv_block * head_dim
-    tiles = plan.q_block, plan.kv_block, plan.near_per_query_tile
-    return flops + _table_flops(relative, *tiles, ceil_div(q_len, plan.q_block), head_dim)
+def tiled_flops(
+    plan: TilePlan, q_len: int, head_dim: int, value_dim: int, relative: Any = None, *, by_position: bool = False
+) -> int:
+    """Of the tiled engine; `relative` is a `Relative` of arrays or their shapes, or None.
+
+    `by_position`: every token has a position of its own, so tables are met as a whole.
+    """
+    flops = 2 * plan.num_tiles * plan.q_block * plan.kv_block * (head_dim + value_dim)
+    tiles = plan.q_block, plan.kv_block, math.inf if by_position else plan.near_per_query_tile
+    return flops + _table_flops(relative, *tiles, ceil_div(q_len, plan.q_block), head_dim, value_dim)
 
 
-def dense_flops(q_len: int, kv_len: int, head_dim: int, relative: Any = None) -> int:
+def dense_flops(q_len: int, kv_len: int, head_dim: int, value_dim: int, relative: Any = None) -> int:
     """Of the dense engine, for which all pairs are one tile."""
-    return 4 * q_len * kv_len * head_dim + _table_flops(relative, q_len, kv_len, math.inf, 1, head_dim)
+    pairs = 2 * q_len * kv_len * (head_dim + value_dim)
+    return pairs + _table_flops(relative, q_len, kv_len, math.inf, 1, head_dim, value_dim)
 
 
 def _table_flops(
-    relative: Any, q_block: int, kv_block: int, near_per_query_tile: float, num_query_tiles: int, head_dim: int
+    relative: Any,
+    q_block: int,
+    kv_block: int,
+    near_per_query_tile: float,
+    num_query_tiles: int,
+    head_dim: int,
+    value_dim: int,
 ) -> int:
     """Of the products with tables of distances."""
     if relative is None:
         return 0
-    num_tables = sum(table is not None for table in (relative.key_table, relative.value_table))
     tile = RelativeTiles(q_block, kv_block, relative.radius, near_per_query_tile)
-    return num_tables * tile.flops(num_query_tiles, head_dim) if num_tables else 0
+    tables = (relative.key_table, head_dim), (relative.value_table, value_dim)
+    return sum(tile.flops(num_query_tiles, depth) for table, depth in tables if table is not None)

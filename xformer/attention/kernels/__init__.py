@@ -7,7 +7,6 @@ import contextvars
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 from jax.extend import backend as backends
 
 from xformer.attention.engine.operands import Controls, Inputs, Settings
@@ -44,14 +43,17 @@ def choose(
     pattern: Pattern,
     *,
     anywhere: bool = False,
+    with_lse: bool = False,
 ) -> str:
     """The implementation of a call, of which only shapes, dtypes and static choices are read.
 
-    With `anywhere`, an implementation that is named need not be able to run on this machine. Raises NotImplementedError
-    when the kernel that was named can't do the call.
+    With `anywhere`, an implementation that is named need not be able to run on this machine; with `with_lse`, it must
+    give the log-sum-exp. Raises NotImplementedError when the kernel that was named can't do the call.
     """
     call = _in_one_dtype(inputs), controls, settings, pattern
     if implementation is None:
+        if with_lse:
+            return "xla"
         if jax.sharding.get_abstract_mesh().size > 1:
             return "xla"  # the compiler cuts up its products along a mesh in scope, a kernel it would only repeat
         able = (name for name in BEST if not _absent(name) and not KERNELS[name].refusals(*call))
@@ -59,6 +61,7 @@ def choose(
     if implementation in KERNELS:
         here = [] if anywhere or (_interpreted.get() and implementation != "cudnn") else _absent(implementation)
         reasons = here + KERNELS[implementation].refusals(*call)
+        reasons += ["it gives no log-sum-exp"] if with_lse else []
         if reasons:
             raise NotImplementedError(f'implementation="{implementation}" cannot do this call: {"; ".join(reasons)}')
     return implementation
@@ -67,16 +70,11 @@ def choose(
 def attend(implementation: str, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> jax.Array:
     """A kernel's attention, `[batch, q_len, heads, head_dim]`.
 
-    Padded keys and values, those of a mask `[batch, 1, 1, kv_len]`, are zeroed first, so it does not matter what stands
+    Padded keys and values, those of a mask `[batch, 1, 1, kv_len]`, are zeroed, so it does not matter what stands
     there. A NaN or infinity that only a pattern, a causal cut or segments hide can still reach queries of the same
     tile: kernels multiply it by a weight of zero.
     """
-    inputs = _in_one_dtype(inputs)
-    if controls.mask is not None:
-        real = controls.mask.reshape(controls.mask.shape[0], -1, 1, 1)
-        key, value = (jnp.where(real, x, jnp.zeros((), x.dtype)) for x in (inputs.key, inputs.value))
-        inputs = inputs._replace(key=key, value=value)
-    return KERNELS[implementation].attend(inputs, controls, settings, pattern)
+    return KERNELS[implementation].attend(_in_one_dtype(inputs), controls, settings, pattern)
 
 
 def _in_one_dtype(inputs: Inputs) -> Inputs:

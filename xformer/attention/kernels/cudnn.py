@@ -66,7 +66,7 @@ def attend(
     backend: Literal["cudnn", "xla"] = "cudnn",
 ) -> Array:
     """Attention `[batch, q_len, heads, head_dim]` in the query's dtype; `backend="xla"` asks JAX to do cuDNN's part."""
-    query, key, value = merge_heads(inputs)
+    query, key, value = merge_heads(inputs, controls.mask)
     cut, lengths, real = _cut(pattern), None, key_padding(controls.mask, key.shape[1])
     assert cut is not None
     if real is not None:

@@ -32,12 +32,21 @@ def common_refusals(inputs: Inputs, controls: Controls, settings: Settings, *, s
     reasons, relative = [], inputs.relative
     if inputs.bias is not None:
         reasons.append("it reads no bias")
+    if settings.softcap is not None:
+        reasons.append("it has no softcap")
+    if inputs.sinks is not None:
+        reasons.append("it has no sinks")
+    if inputs.value.shape[-1] != inputs.key.shape[-1]:
+        depths = f"{inputs.value.shape[-1]} and {inputs.key.shape[-1]}"
+        reasons.append(f"its values must be as deep as its keys, got {depths}")
     if relative is not None and any(x is not None for x in (relative.key_table, relative.value_table)):
         reasons.append("it has no relative key or value terms (Shaw, MusicRelative)")
     if relative is not None and relative.bias_table is not None:
         reasons.append("it has no gradient for a table of biases (T5Bias)")
     if relative is not None and relative.slopes is not None and not slopes:
         reasons.append("it has no linear biases (ALiBi)")
+    if controls.q_positions is not None:
+        reasons.append("it takes tokens in order, no positions")
     if controls.mask is not None and controls.mask.shape[1:4] != (1, 1, 1):
         reasons.append("it takes padding masks [batch, 1, 1, kv_len] only")
     if settings.dropout_rate:
@@ -81,7 +90,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     depth_pad = padded_depth(head_dim) - head_dim
     query, key, value = (
         jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, depth_pad)))
-        for x, pad in zip(merge_heads(inputs), (q_pad, kv_pad, kv_pad), strict=True)
+        for x, pad in zip(merge_heads(inputs, controls.mask), (q_pad, kv_pad, kv_pad), strict=True)
     )
     extras = Extras()
     real = key_padding(controls.mask, kv_len)
@@ -102,10 +111,13 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     return out[:, :q_len, :, :head_dim]
 
 
-def merge_heads(inputs: Inputs) -> tuple[Array, Array, Array]:
-    """Query, key and value, each `[batch, length, heads, head_dim]`."""
-    query = inputs.query
-    return query.reshape(*query.shape[:2], -1, query.shape[-1]), inputs.key, inputs.value
+def merge_heads(inputs: Inputs, mask: Array | None) -> tuple[Array, Array, Array]:
+    """Query, key and value, each `[batch, length, heads, head_dim]`, with zeros for padded keys and values."""
+    query, key, value = inputs[:3]
+    if mask is not None:
+        real = mask.reshape(mask.shape[0], -1, 1, 1)
+        key, value = (jnp.where(real, x, jnp.zeros((), x.dtype)) for x in (key, value))
+    return query.reshape(*query.shape[:2], -1, query.shape[-1]), key, value
 
 
 def key_padding(mask: Array | None, kv_len: int) -> Array | None:

@@ -52,7 +52,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     """Attention `[batch, q_len, heads, head_dim]` in the query's dtype."""
     q_len, kv_len, offset = inputs.query.shape[1], inputs.key.shape[1], controls.offset
     assert isinstance(offset, int)
-    query, key, value = merge_heads(inputs)
+    query, key, value = merge_heads(inputs, controls.mask)
     batch, _, heads, _ = query.shape
     q_block, kv_block = block(q_len), block(kv_len)
     pads = round_up(q_len, q_block) - q_len, round_up(kv_len, kv_block) - kv_len

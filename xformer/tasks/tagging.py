@@ -1,0 +1,74 @@
+"""Token classification, generated: which operator does each token of a ListOps expression belong to?"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from xformer.tasks import store, vocab
+from xformer.tasks.dataset import TaskData
+from xformer.tasks.family import Family
+from xformer.tasks.listops import ListOps, PresetName
+from xformer.tasks.listops_trees import SYMBOLS
+from xformer.tasks.location import Progress
+from xformer.tasks.ragged import Ragged
+from xformer.tasks.sizes import Sizes
+from xformer.tasks.token_classification import NO_LABEL, TokenClassification
+
+CLASS_NAMES = ["MIN", "MAX", "MED", "SM"]
+_FIRST_OPERATOR, _CLOSE = (SYMBOLS.index(symbol) + 1 for symbol in ("[MIN", "]"))  # ids
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagging(ListOps):
+    """The expressions of ListOps, each token with the operator whose list it stands in: the innermost open bracket.
+
+    A digit and an opening bracket belong to the operator around them, a closing bracket to the one that it closes, and
+    the first token to none: it has no label. Which bracket is open depends on all the tokens before, so no model that
+    sees a token alone, or a bag of tokens, can tell. Options and expressions are those of `ListOps`.
+    """
+
+    preset: PresetName = "listops_128"
+
+    @property
+    def family(self) -> Family:
+        return TokenClassification()
+
+    def expected_sizes(self) -> Sizes:
+        return Sizes({**super().expected_sizes(), "num_classes": len(CLASS_NAMES)})
+
+    def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
+        def make() -> store.Corpus:
+            if progress:
+                progress(f"tagging: generating {sum(self.split_sizes.values()):,} expressions of {self.preset}")
+            splits = {split: tagged(examples) for split, examples in self.generate(progress=progress).items()}
+            facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
+            return store.Corpus(splits, vocab.Symbols(SYMBOLS), CLASS_NAMES, facts)
+
+        store.write(self._directory(data_dir), make)
+        if progress:
+            progress(f"tagging: {self.open(data_dir).summary}")
+
+    def open(self, data_dir: str | Path | None = None) -> TaskData:
+        return TaskData(store.read(self._directory(data_dir)), self.length, self.family)
+
+    def _directory(self, data_dir: str | Path | None) -> Path:
+        own = super()._directory(data_dir)
+        return store.directory(data_dir, "tagging", own.parent.name)
+
+
+def tagged(examples: Ragged) -> Ragged:
+    """The expressions with a label for each token in place of their value."""
+    labels = np.full(examples.tokens.size, NO_LABEL, np.int32)
+    open_operators: list[int] = []
+    # Expressions are whole, so no bracket is open where the next one begins.
+    for index, token in enumerate(examples.tokens.tolist()):
+        if open_operators:
+            labels[index] = open_operators[-1]
+        if token == _CLOSE:
+            open_operators.pop()
+        elif token >= _FIRST_OPERATOR:
+            open_operators.append(token - _FIRST_OPERATOR)
+    return dataclasses.replace(examples, labels=labels, label_offsets=examples.offsets)

@@ -1,0 +1,92 @@
+"""Which checkpoint of a run is used, and its parameters put into a model."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from xformer.train import workdir as folders
+from xformer.train.checkpoint import Checkpoints
+from xformer.train.errors import CheckpointError
+from xformer.train.step import split
+
+logger = logging.getLogger(__name__)
+
+
+def restore_model(workdir: str | Path, model: nnx.Module, which: str = "best") -> int:
+    """Puts the parameters of a run's checkpoint into `model`, built as the run built it; returns their step.
+
+    Args:
+      workdir: the run's folder.
+      model: its variables are replaced in place.
+      which: "best" or "last"; see `choose`.
+
+    Raises:
+      CheckpointError: the checkpoint that is asked for is missing or damaged, or it is of another model.
+      ValueError: `which` is neither.
+    """
+    checkpoints = Checkpoints(Path(workdir) / "checkpoints")
+    step = choose(checkpoints, which)
+    _, params, rest = split(model)
+    place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_here())
+    restored = checkpoints.restore(step, "model", jax.tree.map(place, {"params": params, "rest": rest}))
+    nnx.update(model, restored["params"], restored["rest"])
+    return step
+
+
+def choose(checkpoints: Checkpoints, which: str) -> int:
+    """The step of a run's "best" or "last" checkpoint; nothing on the disk changes.
+
+    "best" is the one that `result.json` names, or that the newest checkpoint does while the run is not finished (itself
+    if nothing was evaluated yet). It is this one or none: another would have other numbers. "last" takes the newest
+    intact one, and a warning says which it takes in place of which.
+
+    Raises:
+      CheckpointError: there is none, or the best is missing or damaged.
+      ValueError: `which` is neither.
+    """
+    if which not in ("best", "last"):
+        raise ValueError(f"which must be 'best' or 'last', got {which!r}")
+    steps = checkpoints.steps()
+    if not steps:
+        raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
+    if which == "last":
+        return _newest_intact(checkpoints)
+    result = folders.read_result(checkpoints.folder.parent)
+    if result is not None:
+        step, what = result["best_step"], "the best checkpoint"
+    else:
+        step, what = steps[-1], "the newest checkpoint, which names the best,"
+        if checkpoints.damage(step) is None:
+            best = checkpoints.position(step).get("best")
+            step, what = (best["step"], "the best checkpoint") if best else (step, what)
+    if (damage := checkpoints.damage(step)) is not None:
+        if all(checkpoints.damage(other) is not None for other in steps):
+            raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
+        state = f"damaged ({damage})" if step in steps else "missing"
+        raise CheckpointError(
+            f"{what} ({checkpoints.folder / str(step)}) is {state}; restore it from a copy, or ask for the newest "
+            'intact one: which="last", on the command line --checkpoint=last'
+        )
+    return step
+
+
+def _newest_intact(checkpoints: Checkpoints) -> int:
+    damaged: dict[int, str] = {}
+    for step in reversed(checkpoints.steps()):
+        if (damage := checkpoints.damage(step)) is None:
+            for other, what in damaged.items():
+                logger.warning(
+                    "checkpoint %s is damaged (%s): step %d is used instead",
+                    checkpoints.folder / str(other), what, step,
+                )  # fmt: skip
+            return step
+        damaged[step] = damage
+    raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
+
+
+def _here() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
