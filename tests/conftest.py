@@ -1,14 +1,14 @@
-"""Eight simulated CPU devices for every test: the flag must be set before JAX starts."""
+"""Eight simulated CPU devices and quick compilation for every test: the flags must be set before JAX starts."""
 
 import os
 
-flag = "--xla_force_host_platform_device_count=8"
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+from xla_flags import xla_flags
+
+os.environ["XLA_FLAGS"] = xla_flags(8)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -82,7 +82,7 @@ def test_layers_have_the_plans_that_they_have_alone():
     layers = op.plans(Shape(1, 90, 90, 2, 8), 3)
     for index in range(3):
         alone = op.at_layer(index).tile_plan(90, 90, 2)
-        mine = jax.tree.map(lambda x, index=index: x[index], layers)
+        mine = jax.tree.map(lambda x, index=index: x[index], layers.tiles)
         jax.tree.map(np.testing.assert_array_equal, mine, alone)
 
 

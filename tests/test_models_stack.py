@@ -111,7 +111,7 @@ def test_the_layer_of_a_nan_is_named_in_a_scan():
 
 
 def test_what_a_scan_can_not_do_is_said():
-    inputs, mask = make_batch()
+    inputs, mask = make_batch(length=16, real=(16, 9))  # blocks enough for layers to differ
     reference = BigBird(block_size=2, num_random_blocks=1, implementation="reference")
     with pytest.raises(NotImplementedError, match="layers can't share a trace"):
         make_model(reference, scan_layers=True)(inputs, mask)

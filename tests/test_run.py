@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from xla_flags import xla_flags
 
 import xformer
 from xformer import tasks
@@ -36,9 +37,7 @@ DEMO = f"--config={ROOT}/configs/demo.py"
 
 def start(*args, data_dir, **kwargs):
     """The command run in a process of its own, on one device."""
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {
-        "XFORMER_DATA": str(data_dir)
-    }
+    environment = os.environ | {"XFORMER_DATA": str(data_dir), "XLA_FLAGS": xla_flags(1)}
     return subprocess.Popen(
         [sys.executable, "-m", "experiments.run", *args],
         cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs,

@@ -11,6 +11,7 @@ import time
 import pytest
 from test_run import DEMO, ROOT, SMALL, finish
 from train_fake import rows
+from xla_flags import xla_flags
 
 from xformer.commands import cli, compare, hosts, run
 
@@ -64,7 +65,7 @@ def start_two(workdir, data_dir, *settings):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         flags = [f"--coordinator=localhost:{free.getsockname()[1]}", "--num_processes=2"]
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = os.environ | {"XLA_FLAGS": xla_flags(4)}
     argv = [sys.executable, "-m", "experiments.run", *SETTINGS, f"--workdir={workdir}", f"--data_dir={data_dir}"]
     return [
         subprocess.Popen(

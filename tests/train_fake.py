@@ -18,6 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from xla_flags import xla_flags
 
 from xformer.train import TrainConfig, Trainer, optimizers
 
@@ -230,7 +231,7 @@ def start_process(workdir: Path, cache: str, devices: int = 1, **arguments: Any)
     """Starts `make_trainer(workdir, **arguments).fit()` in a process of its own; see train_process.py."""
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parent.parent),  # this checkout, whatever is installed
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": xla_flags(devices),
         "JAX_COMPILATION_CACHE_DIR": cache,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

@@ -17,7 +17,6 @@ from xformer import experiment, tasks
 from xformer.checks import check_integer
 from xformer.tasks import predictions
 from xformer.tasks.dataset import Text
-from xformer.tasks.predictions import AnyPredictions
 from xformer.train import DataChanged, data_record, restoring
 from xformer.train import workdir as folders
 
@@ -50,7 +49,7 @@ class Loaded:
         batch_size: int = 32,
         *,
         threshold: float | Mapping[str, float] | None = None,
-    ) -> AnyPredictions:
+    ) -> Any:  # one of predictions.AnyPredictions: the task decides which
         """What the model says of texts, `batch_size` at a time, each padded to `max_len` as in training.
 
         Texts longer than `max_len` tokens are cut; the result says which, and a warning how many.

@@ -189,7 +189,7 @@ def _sinks(sinks: Any, query: Array) -> Array | None:
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or jnp.shape(sinks) != (num_heads,):
         given = repr(sinks) if dtype is None else f"{dtype} {list(jnp.shape(sinks))}"
         raise ValueError(f"sinks must be a floating point array [num_heads] = [{num_heads}], got {given}")
-    return jnp.asarray(sinks, jnp.promote_types(query.dtype, jnp.float32))
+    return jnp.asarray(sinks, compute_dtype(query.dtype))
 
 
 def _with_all_axes(x: Array, shape: tuple[int, ...], name: str) -> Array:

@@ -46,7 +46,7 @@ class TokenEmbedding(nnx.Module):
             raise ValueError(f"tokens must be integer ids, got dtype {tokens.dtype}")
         if isinstance(tokens, np.ndarray):  # JAX would cut off the upper half of 64 bits
             tokens = np.where((tokens < 0) | (tokens >= vocab_size), vocab_size, tokens).astype(np.int32)
-        rows = self.table[...].at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        rows = jnp.asarray(self.table[...]).at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         return rows.astype(self.dtype) * width**0.5
 
 
