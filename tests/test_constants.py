@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from train_fake import LENGTH, VOCAB, arrays, compile_cache, make_trainer, rows  # noqa: F401
 
-from xformer.attention import Attention, Cost, Full, Shape, T5Bias, Window
+from xformer.attention import Attention, Cost, Full, Layers, Options, Shape, T5Bias, Window
 from xformer.models import EncoderClassifier
 from xformer.nn import AttentionFn, Constant, MultiHeadAttention
 from xformer.nn import linen as xformer_linen
@@ -119,6 +119,37 @@ def test_our_layer_updates_while_training_only_and_after_attending():
     assert held["updates"][...] == 1
 
 
+def test_constants_change_with_a_context_and_not_with_a_cache():
+    layer = MultiHeadAttention(2, 8, attention_fn=Centred(causal=True), rngs=nnx.Rngs(0))
+    held = layer.attention_fn.constants
+    x, context = jax.random.normal(jax.random.key(2), (2, 2, 5, 8))
+    layer(x, cache=layer.init_cache(2, 8), deterministic=False)
+    assert held["updates"][...] == 0  # decoding is no training
+    start = held["mean"][...]
+    layer(x, context=context, query_offset=0, deterministic=False)
+    expected = 0.5 * start + 0.5 * layer.key(context).mean((0, 1))
+    np.testing.assert_allclose(held["mean"][...], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_log_sum_exp_knows_constants_and_they_know_the_depth_of_values():
+    @dataclasses.dataclass(frozen=True)
+    class Deep(Centred):
+        def constants(self, rng, shape):
+            assert shape.value_depth == 3
+            return super().constants(rng, shape)
+
+        def attend_lse(self, call, params):
+            query = call.query - params["constants"]["mean"]
+            return super().attend_lse(dataclasses.replace(call, query=query), params)
+
+    query, key, value = inputs()
+    out, lse = Deep().attend_with_lse(query, key, value[..., :3], Options())
+    np.testing.assert_allclose(out, Deep()(query, key, value[..., :3]), rtol=1e-6)
+    mean = Deep().constants(jax.random.key(0), Shape(1, 6, 6, 2, 4, None, 3))["mean"]
+    scores = jnp.einsum("bthd,bshd->bths", query - mean, key) / 2
+    np.testing.assert_allclose(lse, jax.nn.logsumexp(scores, -1), rtol=1e-5)
+
+
 def test_linen_holds_constants_in_a_collection_of_their_own():
     query, key, value = inputs()
     layer = xformer_linen.AttentionFn(op=Centred())
@@ -183,6 +214,17 @@ def test_scan_and_remat_carry_constants_as_the_plain_model_does(options, shared)
     other = trained_once(**options)
     counts = [held["updates"] for held in plain[0]]
     assert counts == ([3, 3, 3] if shared else [1, 1, 1])
+    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.full)], ids=["own", "shared"])
+def test_a_scanned_hybrid_stack_carries_constants_as_the_plain_model_does(shared):
+    ops = (Centred(position=T5Bias() if shared else None), Window(2, 2))  # parameters that can be shared
+    options = {"op": Layers(ops), "num_layers": 4, "share_attention_params": shared}
+    plain, other = trained_once(**options), trained_once(**options, scan_layers=True, remat=True)
+    counts = [int(held["updates"]) if held else None for held in other[0]]
+    assert counts == [2 if shared else 1, None] * 2
     for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
