@@ -22,16 +22,19 @@ MAY_IMPORT = {
     "xformer.difference": set(),
     "xformer.train": {"xformer.cost", "xformer.difference"},
     "xformer.report": {"xformer.extras"},
-    "xformer.schema": {"xformer.checks"},
+    "xformer.arguments": set(),
+    "xformer.schema": {"xformer.checks", "xformer.arguments"},
     "xformer.extras": set(),
     "xformer.shipped": set(),
     "xformer.config_errors": {"xformer.schema"},
+    "xformer.parts": {"xformer.tasks", "xformer.train", "xformer.schema", "xformer.config_errors"},
     "xformer.sections": {
-        "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema",
-        "xformer.config_errors",
+        "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.arguments",
+        "xformer.config_errors", "xformer.parts",
     },
     "xformer.experiment": {
         "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.sections",
+        "xformer.parts",
     },
     "xformer.config_help": {
         "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections", "xformer.tasks",

@@ -10,6 +10,7 @@ from xformer import attention, config, config_help, lookup, schema
 from xformer.attention import Attention, Full, Position
 from xformer.checks import ArgumentError
 from xformer.schema import ConfigError
+from xformer.train.sums import reduce
 
 MODULE = '''
 import dataclasses
@@ -46,6 +47,52 @@ def function(): ...
 def not_one(rate): return [rate]
 
 def greedy(rate, clip_norm=1.0): ...
+
+import jax.numpy as jnp
+from flax import nnx
+from xformer.tasks import Metric
+
+@dataclasses.dataclass(frozen=True)
+class Falls(Window):
+    def attend(self, call, params):
+        raise KeyError("of the call")
+
+class Bag(nnx.Module):
+    """Two numbers from the mean of the tokens."""
+    def __init__(self, vocab_size: int, num_classes: int, *, size: int = 4, sharp: bool = False, rngs: nnx.Rngs):
+        if size == 77:
+            raise RuntimeError("seventy-seven")
+        self.embed = nnx.Embed(vocab_size, size, rngs=rngs)
+        self.out = nnx.Linear(size, num_classes, rngs=rngs)
+
+    def __call__(self, inputs, mask, *, deterministic=True, rngs=None):
+        return self.out(self.embed(inputs).mean(1))
+
+class Certain(Metric):
+    """Mean logit of the class; or, added up, the largest class counted."""
+    better = "max"
+
+    def __init__(self, name: str = "certain", wrong: str = ""):
+        self.name, self.wrong = name, wrong
+
+    def of_batch(self, outputs, batch):
+        values = jnp.take_along_axis(outputs, batch["targets"][:, None], -1)[:, 0]
+        if self.wrong == "shape":
+            return values, batch["weights"][:, None]
+        return values, batch[self.wrong or "weights"]
+
+class Nameless(Metric):
+    def of_batch(self, outputs, batch): ...
+
+class Counts(Metric):
+    name, better = "spread", "min"
+
+    def of_batch(self, outputs, batch):
+        hot = (jnp.arange(outputs.shape[-1]) == batch["targets"][:, None]) * batch["weights"][:, None]
+        return hot.sum(0)
+
+    def finish(self, sums):
+        return sums.max() - sums.min()
 '''
 
 
@@ -216,3 +263,78 @@ def test_the_weight_decay_of_an_optimizer_from_outside_is_its_own(house):
 def test_what_is_no_optimizer_is_refused(house, name, message):
     with pytest.raises(ConfigError, match=message):
         config.build(settings(optimizer={"name": name}))
+
+
+def test_a_hybrid_stack_takes_an_op_from_outside(house):
+    stack = ({"name": "full"}, {"name": "scratch_ops:Near", "reach": 5})
+    built = config.build(
+        settings(
+            attention={"name": "layers", "layers": stack},
+            model={"num_layers": 2, "width": 8, "num_heads": 2, "mlp_dim": 8},
+        )
+    )
+    assert built.attention.ops[1].reach == 5
+    assert config.build(built.config).attention == built.attention
+    with pytest.raises(ConfigError, match=r"^attention.layers\[0\].name: got 'scratch_ops:Neer', but there is no Neer"):
+        config.check(settings(attention={"name": "layers", "layers": ({"name": "scratch_ops:Neer"},)}))
+    with pytest.raises(ConfigError, match=r"^attention.name: scratch_ops:Falls raised KeyError: 'of the call' \(scr"):
+        config.build(settings(attention={"name": "scratch_ops:Falls"}))
+
+
+def test_a_model_from_outside_is_built_checked_and_stored(house):
+    section = {"name": "scratch_ops:Bag", "size": 6}
+    built = config.build(settings(model=section))
+    assert built.model.__name__ == "Bag" and built.config.to_dict()["model"] == section | {"sharp": False}
+    assert config.build(built.config).config == built.config
+    assert "model.sharp" in config_help.experiment_help(built.config.to_dict())
+    for changes, message in [
+        ({"size": "big"}, r"^model.size: got 'big', takes an integer$"),
+        ({"depth": 2}, r"^model.depth: got 2, but model 'scratch_ops:Bag' reads no such key; it takes .*size, sharp"),
+        ({"size": 77}, r"^model.name: scratch_ops:Bag raised RuntimeError: seventy-seven \(scratch_ops.py, line "),
+        ({"vocab_size": 3}, r"^model.vocab_size: got 3, but the data of the task decides it"),
+        ({"name": "scratch_ops:Near"}, r"^model.name: got 'scratch_ops:Near', .*takes a class that derives from flax"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            config.build(settings(model=section | changes))
+
+
+def with_metrics(*metrics, **train):
+    """A small experiment that is judged by further metrics."""
+    base = settings(model={"name": "scratch_ops:Bag"})
+    return base | {"train": base["train"] | {"metrics": metrics, **train}}
+
+
+def test_metrics_from_outside_stand_beside_those_of_the_task(house):
+    built = config.build(with_metrics("scratch_ops:Counts", select_metric="scratch_ops:Certain"))
+    stored = built.config.to_dict()["train"]
+    assert [entry["name"] for entry in stored["metrics"]] == ["scratch_ops:Counts", "scratch_ops:Certain"]
+    assert (stored["select_metric"], stored["select_mode"]) == ("certain", "max")
+    assert config.build(built.config).config == built.config
+    assert built.judged.better == {**built.task.better, "spread": "min", "certain": "max"}
+    batch = {"targets": jnp.array([0, 1, 1, 9]), "weights": jnp.array([1.0, 1, 1, 0])}
+    found = built.judged.metrics(jnp.eye(4, 10), batch)
+    assert list(found) == ["loss", "accuracy", "spread", "certain"]
+    sums = reduce(found)
+    finished = built.judged.finish(
+        {name: np.asarray(x) if not isinstance(x, tuple) else tuple(map(float, x)) for name, x in sums.items()}
+    )
+    assert finished["spread"] == 2 and finished["certain"] == pytest.approx(2 / 3)
+    assert finished["accuracy"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"name": "scratch_ops:Certain", "wrong": 3}, r"^train.metrics\[0\].wrong: got 3, takes a string$"),
+        ({"name": "scratch_ops:Certain", "name2": 3}, r"^train.metrics\[0\].name2: got 3, but .* reads no such key"),
+        ({"name": "scratch_ops:Bag"}, r"^train.metrics\[0\].name: got .*derives from xformer.tasks.metric.Metric$"),
+        ("accuracy", r"^train.metrics\[0\].name: got 'accuracy', allowed are 'package.module:Class'$"),
+        ({"k": 2}, r"^train.metrics\[0\].name: missing; takes 'package.module:Class'$"),
+        ("scratch_ops:Nameless", r"^train.metrics: Nameless must have a name and better, .* got None and None$"),
+        ({"name": "scratch_ops:Certain", "wrong": "shape"}, r"^train: metric 'certain' must be values and weights"),
+        ({"name": "scratch_ops:Certain", "wrong": "x"}, r"^train.metrics\[0\].name: scratch_ops:Certain raised KeyErr"),
+    ],
+)
+def test_what_is_no_metric_is_refused(house, entry, message):
+    with pytest.raises(ConfigError, match=message):
+        config.build(with_metrics(entry))

@@ -53,9 +53,8 @@ class Table(dict[str, T], Generic[T]):
             return self[name]
         if is_dotted(name):
             return import_class(key, name, self.kind)
-        raise ArgumentError(
-            key, f"{key}: got {name!r}, allowed are {', '.join(self)}, or {FORM!r}{did_you_mean(name, self)}"
-        )
+        allowed = f"{', '.join(self)}, or {FORM!r}" if self else repr(FORM)
+        raise ArgumentError(key, f"{key}: got {name!r}, allowed are {allowed}{did_you_mean(name, self)}")
 
 
 def is_dotted(name: Any) -> bool:

@@ -9,15 +9,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from xformer import attention, config_errors, lookup, schema, tasks
+from xformer import attention, config_errors, lookup, parts, schema, tasks
+from xformer.arguments import positional
 from xformer.attention.registry import STACK
 from xformer.models import MODELS
 from xformer.schema import ConfigError, Parameter, Text
-from xformer.train import CALLBACKS, Callback, TrainConfig, callbacks, optimizers
+from xformer.train import TrainConfig, optimizers
 
 SECTIONS = ("attention", "model", "task", "optimizer", "train")
 ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
-MODEL_ELSEWHERE = ("attention", "dtype", "param_dtype", "rngs")  # and the sizes that the data gives
+MODEL_ELSEWHERE = ("attention", "dtype", "param_dtype", "rngs", "name")  # and the sizes that the data gives
 CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "optimizer": (optimizers.build, ("num_steps",)),
     "train": (TrainConfig, ()),
@@ -59,10 +60,7 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
         keys = schema.as_mapping(section, checked[section])
         takes = takes_of(section, keys)
         checked[section] = schema.check_keys(section, keys, takes, f"the {section} section")
-    checked["train"]["callbacks"] = tuple(
-        schema.check_named(f"train.callbacks[{i}]", {"name": entry} if isinstance(entry, str) else entry, CALLBACKS)
-        for i, entry in enumerate(checked["train"]["callbacks"])
-    )
+    checked["train"] = parts.check(checked["train"])
     return checked
 
 
@@ -127,7 +125,7 @@ def build_attention(config: Mapping[str, Any], num_positions: int) -> tuple[atte
 
 def _complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, Any]:
     def arguments(value: Any, exclude: Sequence[str] = ()) -> dict[str, Any]:
-        takes = schema.parameters(type(value), exclude)
+        takes = schema.parameters(type(value), (*exclude, "name"))
         chosen = {key: getattr(value, key) for key in takes}
         chosen = {key: x for key, x in chosen.items() if x is not takes[key].default or schema.storable(x)}
         return schema.check_keys("attention", chosen, takes, type(value).__name__)
@@ -150,7 +148,7 @@ def complete_model(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[
         raise ConfigError(f"model.{key}: got {schema.show(given[key])}, but the data of the task decides it")
     keys = {key: parameter for key, parameter in takes.items() if key not in sizes}
     missing = [key for key, parameter in keys.items() if parameter.default is schema.REQUIRED and key not in given]
-    check_sizes(config, [key for key in schema.positional(MODELS[name]) if key in missing], sizes)
+    check_sizes(config, [key for key in positional(MODELS[name]) if key in missing], sizes)
     return {"name": name, **schema.check_keys("model", given, keys, f"model {name!r}")}
 
 
@@ -201,9 +199,6 @@ def construct(
     `keys` are those of `section`, where it is a part of one.
     """
     known: dict[str, Any] = {section: config[section] if keys is None else keys}
-    name = known[section].get("name")
-    if lookup.is_dotted(name):
-        make = functools.partial(_from_outside, f"{section}.name: {name}", make)
     if section == "model" or section.startswith("attention"):
         for path, op in ops(config["attention"]).items():
             if section in ("model", path):
@@ -211,29 +206,7 @@ def construct(
     if section == "model":
         known |= {other: config[other] for other in ("task", "train")}
     names = {cls.__name__: own for cls, own in owners(config).items()}
+    make = parts.guarded(known, make)
     own = [key for key, value in config["model"].items() if value is not None]
     elsewhere = {key: path for key, path in MODEL_GIVEN.items() if section == "model" and key not in own}
     return config_errors.construct(section, make, keys=known, owners=names, elsewhere=elsewhere)
-
-
-def make_callbacks(config: Mapping[str, Any]) -> tuple[tuple[str, Callback], ...]:
-    """Fresh callbacks of a checked config, each with the name that messages give it."""
-    made = []
-    for i, entry in enumerate(config["train"]["callbacks"]):
-        path, name = f"train.callbacks[{i}]", entry["name"]
-        make = functools.partial(callbacks.build, entry)
-        if lookup.is_dotted(name):
-            make = functools.partial(_from_outside, f"{path}.name: {name}", make)
-        owners = {CALLBACKS[name].__name__: path}
-        made.append((name, config_errors.construct(path, make, keys={path: entry}, owners=owners)))
-    return tuple(made)
-
-
-def _from_outside(what: str, make: Callable[[], Any]) -> Any:
-    """`make()`; what code from outside raises, and our own would not, is a wrong config too."""
-    try:
-        return make()
-    except (ValueError, NotImplementedError, OverflowError, MemoryError):
-        raise  # as our own classes raise them
-    except Exception as error:
-        raise ConfigError(f"{what} raised {lookup.blame(error)}") from error

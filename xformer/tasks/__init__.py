@@ -20,6 +20,7 @@ from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
+from xformer.tasks.metric import Judged, Metric
 from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
@@ -59,7 +60,9 @@ __all__ = [
     "Documents",
     "Family",
     "Imdb",
+    "Judged",
     "ListOps",
+    "Metric",
     "MultiLabel",
     "Preprocessing",
     "Regression",

@@ -31,10 +31,13 @@ class TrainConfig:
       dtype: what the model computes in; parameters and optimizer stay float32. Read by whoever builds the model.
       stop_at_step: end here as an interruption would (saved, resumable), schedules untouched. None: run to the end.
       accumulate: micro-batches that an optimizer step is cut into, to save memory; sums first, one division after.
-      select_metric: the validation metric that decides which checkpoint is the best; None: the task's first.
+      select_metric: the validation metric that decides which checkpoint is the best; None: the task's first. In a
+        config "package.module:Class" names a metric from outside.
       select_mode: whether more ("max") or less ("min") of it is better; None: as the task says of it.
       callbacks: what is called while the run trains, in order: each a name of `xformer.train.CALLBACKS` or
         "package.module:Class", or a section of it and its arguments. Read by whoever makes the trainer.
+      metrics: further metrics beside the task's, each "package.module:Class" or a section of it and its arguments; see
+        `xformer.tasks.Metric`. Read by whoever makes the trainer, as callbacks are.
       init_from: a run's workdir (its best checkpoint) or a checkpoint's folder, whose parameters the run starts from;
         see `xformer.train.warm_start` for what is taken. The optimizer starts afresh.
       init_strict: whether nothing of `init_from` may be missing, extra or of another shape.
@@ -57,6 +60,7 @@ class TrainConfig:
     select_metric: str | None = None
     select_mode: Literal["max", "min"] | None = None
     callbacks: tuple[str | Mapping[str, Any], ...] = ()
+    metrics: tuple[str | Mapping[str, Any], ...] = ()
     init_from: str | None = None
     init_strict: bool = False
 
