@@ -52,11 +52,15 @@ def test_parts_of_an_installed_package_train_and_evaluate(installed, tmp_path):
     ]
     stored = json.loads((tmp_path / "own/config.json").read_text())
     assert stored["attention"] == {
-        "name": "own_parts.attention:FirstAndNear", "position": {"name": "none"}, "causal": False,
-        "implementation": None, "reach": 4, "num_first": 1,
+        "name": "own_parts.attention:FirstAndNear", "causal": False, "implementation": None, "reach": 4, "num_first": 1,
+        "position": {"name": "own_parts.position:DistanceBias", "reach": 8},
     }  # fmt: skip
+    assert stored["model"] == {"name": "own_parts.model:OneLayer", "width": 16, "num_heads": 2}
+    assert stored["optimizer"]["name"] == "own_parts.optimizer:signum" and stored["optimizer"]["momentum"] == 0.9
+    assert stored["train"]["metrics"] == [{"name": "own_parts.metric:Near", "k": 2}]
     assert stored["task"] == {"name": "own_parts.task:FirstToken", "num_train": 256, "max_len": 32}
     result = json.loads((tmp_path / "own/result.json").read_text())
+    assert result["select_metric"] == "top2" and result["test"]["top2"] > result["test"]["accuracy"]
     code, output, errors = xformer(installed, tmp_path, "run", "--workdir=own", "--eval_only")
     assert code == 0 and json.loads(output)["test"] == result["test"], errors
     script = "import xformer; print(xformer.load('own').predict(['abc']).labels)"
@@ -68,7 +72,7 @@ def test_parts_of_an_installed_package_train_and_evaluate(installed, tmp_path):
 def test_the_working_directory_is_searched_and_what_is_missing_is_one_line(tmp_path):
     arguments = ("run", f"--config={EXAMPLE / 'own_parts' / 'config.py'}", "--workdir=own", "--config.help")
     code, output, errors = xformer(None, EXAMPLE, *arguments)
-    assert code == 0 and "attention.num_first" in output and "optimizer.b1" in output, errors
+    assert code == 0 and "attention.num_first" in output and "optimizer.momentum" in output, errors
     code, _, errors = xformer(None, tmp_path, *arguments)
     assert code == 2 and len(errors.splitlines()) == 1
     assert errors.startswith("error: attention.name: got 'own_parts.attention:FirstAndNear', but importing ")
