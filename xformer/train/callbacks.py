@@ -177,6 +177,9 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[tuple[str, Callback]] = ()) -> None:
         self._named = tuple(callbacks)
 
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
     def start(self, run: Run) -> None:
         """Calls `on_start`."""
         for name, own in self._named:

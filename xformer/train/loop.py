@@ -158,8 +158,9 @@ class Loop:
         typical = statistics.median(position.step_seconds[-20:]) if position.step_seconds else None
         tokens = position.tokens / step
         self._progress.step(step, loss, typical, tokens, position.flops_per_step, log)
-        learning = {name: float(value) for name, value in report["health"].items()}
-        self._callbacks.step(self._now(), this.means(self._engine.finish) | learning)
+        if self._callbacks:
+            learning = {name: float(value) for name, value in report["health"].items()}
+            self._callbacks.step(self._now(), this.means(self._engine.finish) | learning)
 
     def _after_step(self, state: TrainState) -> None:
         """What is due after the last dispatched step: evaluation, checkpoint, the end."""
