@@ -26,7 +26,7 @@ from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
 from xformer.train.metrics import MetricsWriter
 from xformer.train.progress import Progress
-from xformer.train.restoring import choose
+from xformer.train.restoring import choose, restore_variables, resume
 from xformer.train.run_state import Position
 from xformer.train.settings import TrainConfig, check_batch_size, selection
 from xformer.train.step import Task, TrainState, num_params
@@ -262,23 +262,6 @@ class Trainer:
         }
 
 
-def resume(engine: Engine, checkpoints: Checkpoints) -> tuple[Any, Position, Any]:
-    """(state, position, data state) of the newest intact checkpoint, or of the start."""
-    found = checkpoints.latest()
-    state = engine.init()
-    if found is None:
-        return state, Position(), None
-    del state  # there is room for one only
-    step, saved = found
-    targets = engine.checkpoint(engine.abstract)
-    # Parameters stand in both parts where those that are evaluated are others than those that training goes on with.
-    arrays = {**checkpoints.restore(step, "model", targets["model"])}
-    arrays |= checkpoints.restore(step, "optimizer", targets["optimizer"])
-    position = Position.from_json(saved)
-    position.check_best(checkpoints)
-    return type(engine.abstract)(**arrays), position, checkpoints.data_state(step)
-
-
 def out_of_memory(error: jax.errors.JaxRuntimeError, train: TrainConfig) -> Exception:
     """The error, or where it says that memory ran out, one that says what to do about it."""
     message = " ".join(str(error).split())
@@ -288,13 +271,6 @@ def out_of_memory(error: jax.errors.JaxRuntimeError, train: TrainConfig) -> Exce
         f"out of memory: {message[:200]}; train.batch_size is {train.batch_size}, eval_batch_size "
         f"{train.eval_batch_size or train.batch_size}: smaller ones, or accumulate above {train.accumulate}, need less"
     )
-
-
-def restore_variables(engine: Engine, checkpoints: Checkpoints, step: int) -> tuple[Any, Any]:
-    """(params, rest) of a checkpoint, laid out for the engine."""
-    target = {"params": engine.abstract.params, "rest": engine.abstract.rest}
-    restored = checkpoints.restore(step, "model", target)
-    return restored["params"], restored["rest"]
 
 
 def versions() -> dict[str, str]:
