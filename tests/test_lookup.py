@@ -84,6 +84,12 @@ class Certain(Metric):
 class Nameless(Metric):
     def of_batch(self, outputs, batch): ...
 
+class Loss(Nameless):
+    name, better = "loss", "min"
+
+class Seconds(Loss):
+    name = "seconds"
+
 class Counts(Metric):
     name, better = "spread", "min"
 
@@ -331,6 +337,8 @@ def test_metrics_from_outside_stand_beside_those_of_the_task(house):
         ("accuracy", r"^train.metrics\[0\].name: got 'accuracy', allowed are 'package.module:Class'$"),
         ({"k": 2}, r"^train.metrics\[0\].name: missing; takes 'package.module:Class'$"),
         ("scratch_ops:Nameless", r"^train.metrics: Nameless must have a name and better, .* got None and None$"),
+        ("scratch_ops:Loss", r"^train.metrics: Loss must have a name of its own, got 'loss'$"),
+        ("scratch_ops:Seconds", r"^train.metrics: Seconds must have a name of its own, got 'seconds'$"),
         ({"name": "scratch_ops:Certain", "wrong": "shape"}, r"^train: metric 'certain' must be values and weights"),
         ({"name": "scratch_ops:Certain", "wrong": "x"}, r"^train.metrics\[0\].name: scratch_ops:Certain raised KeyErr"),
     ],

@@ -14,6 +14,10 @@ from xformer.tasks import family
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 
+# What else stands in a row of `metrics.jsonl`.
+TAKEN = ("step", "split", "examples", "tokens", "seconds", "train_flops", "learning_rate", "grad_norm", "update_norm",
+         "param_norm")  # fmt: skip
+
 
 class Metric(abc.ABC):
     """A metric besides those of a task; `train.metrics` in a config names it as `"package.module:Class"`.
@@ -76,8 +80,8 @@ class Judged:
             if not isinstance(name, str) or way not in ("min", "max"):
                 wrong = f"{what} must have a name and better, which is 'min' or 'max', got {name!r} and {way!r}"
                 raise ArgumentError("metrics", f"metrics: {wrong}")
-            if name in better:
-                raise ArgumentError("metrics", f"metrics: {what} is called {name!r}, as another metric is")
+            if name in (*better, *TAKEN):
+                raise ArgumentError("metrics", f"metrics: {what} must have a name of its own, got {name!r}")
             better[name] = way
         self.task, self.further, self.better = task, tuple(further), better
 
