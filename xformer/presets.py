@@ -12,13 +12,14 @@ from ml_collections import ConfigDict
 
 from xformer.attention import ATTENTIONS, POSITIONS
 from xformer.checks import ArgumentError, did_you_mean
+from xformer.lookup import is_dotted
 
 
 def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The attention section of a variant: an op (`bigbird`), a position with full attention (`shaw`) or `op+position`.
 
     Args:
-      variant: names of `xformer.attention.ATTENTIONS` and `POSITIONS`.
+      variant: names of `xformer.attention.ATTENTIONS` and `POSITIONS`; for an op, `package.module:Class` too.
       overrides: constructor arguments by name of an op or a position, such as `bigbird={"num_random_blocks": 1}`; those
         of other variants are left aside. Arguments not given here are chosen when the experiment is built, by the
         `for_length` of the class.
@@ -33,7 +34,9 @@ def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
             raise ArgumentError(name, f"{name} must be one of {', '.join(known)}{did_you_mean(name, known)}")
     op, plus, position = variant.partition("+")
     if not plus:
-        op, position = (variant, "none") if variant in ATTENTIONS else ("full", variant)
+        op, position = (variant, "none") if variant in ATTENTIONS or is_dotted(variant) else ("full", variant)
+    if is_dotted(op):  # looked up when the experiment is built
+        return {"name": op, "position": {"name": position, **overrides.get(position, {})}}
     if op not in ATTENTIONS or (position not in positions and (plus or variant not in ATTENTIONS)):
         names = ", ".join([*ATTENTIONS, *positions])
         raise ArgumentError("variant", f"takes {names}, or op+position such as bigbird+shaw{_nearest_variant(variant)}")

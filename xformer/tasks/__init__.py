@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from xformer.checks import did_you_mean
+from xformer.lookup import Table
 from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
@@ -20,6 +20,7 @@ from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
+from xformer.tasks.metric import Judged, Metric
 from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
@@ -27,8 +28,8 @@ from xformer.tasks.sizes import Sizes
 from xformer.tasks.tagging import Tagging
 from xformer.tasks.token_classification import TokenClassification
 
-TASKS: Mapping[str, type[Task]] = MappingProxyType(
-    {"listops": ListOps, "imdb": Imdb, "documents": Documents, "retrieval": Retrieval, "tagging": Tagging}
+TASKS: Table[type[Task]] = Table(
+    {"listops": ListOps, "imdb": Imdb, "documents": Documents, "retrieval": Retrieval, "tagging": Tagging}, kind=Task
 )
 """The tasks by the name a config gives them."""
 
@@ -36,19 +37,20 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
 def build(config: Mapping[str, Any]) -> Task:
     """The task of `{"name": ..., **options}`, the options being those of its class.
 
+    A name is one of `TASKS` or `"package.module:Class"`.
+
     Raises ValueError for a name or an option that doesn't exist, or a value that an option doesn't take.
     """
     options = dict(config)
     name = options.pop("name", None)
-    if name not in TASKS:
-        raise ValueError(f"task.name must be one of {', '.join(TASKS)}, got {name!r}{did_you_mean(name, TASKS)}")
-    allowed = [field.name for field in dataclasses.fields(TASKS[name])]
+    task = TASKS.find("task.name", name)
+    allowed = [field.name for field in dataclasses.fields(task) if field.init]
     for key in options:
         if key not in allowed:
             raise ValueError(
                 f"task.{key} is no option of {name}; allowed: {', '.join(allowed)}{did_you_mean(key, allowed)}"
             )
-    return TASKS[name](**options)
+    return task(**options)
 
 
 __all__ = [
@@ -58,7 +60,9 @@ __all__ = [
     "Documents",
     "Family",
     "Imdb",
+    "Judged",
     "ListOps",
+    "Metric",
     "MultiLabel",
     "Preprocessing",
     "Regression",

@@ -1,12 +1,15 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
+from xformer.train.callbacks import CALLBACKS, Callback, EarlyStopping, ExponentialMovingAverage, Run
 from xformer.train.errors import (
+    CallbackFailed,
     CheckpointError,
     DataChanged,
     Diverged,
     Interrupted,
     OutOfMemory,
     ProcessLost,
+    WarmStartError,
     WorkdirBusy,
     WorkdirMismatch,
 )
@@ -15,14 +18,21 @@ from xformer.train.settings import TrainConfig
 from xformer.train.trainer import Trainer
 
 __all__ = [
+    "CALLBACKS",
+    "Callback",
+    "CallbackFailed",
     "CheckpointError",
     "DataChanged",
     "Diverged",
+    "EarlyStopping",
+    "ExponentialMovingAverage",
     "Interrupted",
     "OutOfMemory",
     "ProcessLost",
+    "Run",
     "TrainConfig",
     "Trainer",
+    "WarmStartError",
     "WorkdirBusy",
     "WorkdirMismatch",
     "restore_model",

@@ -15,6 +15,7 @@ from flax import nnx
 
 from xformer.train import health, memory, parallel
 from xformer.train import step as steps
+from xformer.train.callbacks import Callbacks
 from xformer.train.example_values import Kept
 from xformer.train.settings import TrainConfig
 from xformer.train.step import INDEX, Task, TrainState
@@ -113,11 +114,12 @@ class Engine:
         schedule: Callable[[Any], jax.Array],
         train: TrainConfig,
         seed: int,
+        callbacks: Callbacks = steps.NO_CALLBACKS,
     ) -> None:
         self.layout = parallel.make_layout(train)
         self._train, self._task, self._root = train, task, seed
         self.finish = task.finish
-        self._initialize = lambda: steps.initialize(model_fn, optimizer, seed)
+        self._initialize = lambda: steps.initialize(model_fn, optimizer, seed, callbacks)
         self._graphdef, initial = self._initialize()
         self._initial: TrainState | None = initial
         shardings = self.layout.shardings(initial)
@@ -125,9 +127,11 @@ class Engine:
         self.abstract: TrainState = jax.tree.map(place, initial, shardings)
         self._seed = jax.device_put(np.uint32(seed), self.layout.replicated)
         make = lambda axis: steps.train_step(
-            self._graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis
+            self._graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis, callbacks=callbacks
         )
         self._whole_step = make(None)
+        self._fresh = lambda params: (jax.jit(optimizer.init)(params), callbacks.init_arrays(params))
+        self._evaluation_params = jax.jit(callbacks.evaluation_params, out_shardings=shardings.params)
         axis = self.layout.axis_name
         out = (shardings, self.layout.replicated)
         self.train_step = Compiled("training step", self.layout.wrap(make(axis), donate=True, out=out))
@@ -140,6 +144,29 @@ class Engine:
         initial = self._initial if self._initial is not None else self._initialize()[1]
         self._initial = None
         return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), initial, self.abstract)
+
+    def started_from(self, state: TrainState, params: Any, rest: Any) -> TrainState:
+        """The state at step 0 with other parameters: optimizer and callbacks start afresh from them."""
+        opt_state, arrays = self._fresh(params)
+        place = lambda x, like: jax.device_put(x, like.sharding)
+        opt_state = jax.tree.map(place, opt_state, self.abstract.opt_state)
+        arrays = jax.tree.map(place, arrays, self.abstract.callbacks)
+        return TrainState(state.step, params, rest, opt_state, arrays)
+
+    def variables(self, state: TrainState) -> tuple[Any, Any]:
+        """(parameters, rest) that are evaluated and loaded: those of the model, unless a callback averages them."""
+        params = self._evaluation_params(state.callbacks, state.params) if state.callbacks else state.params
+        return params, state.rest
+
+    def checkpoint(self, state: TrainState) -> dict[str, Any]:
+        """What a checkpoint of the state holds, arrays or shapes: `model`, which is loaded, and what going on needs."""
+        optimizer = {"step": state.step, "opt_state": state.opt_state}
+        if not state.callbacks:
+            return {"model": {"params": state.params, "rest": state.rest}, "optimizer": optimizer}
+        shapes = isinstance(state.step, jax.ShapeDtypeStruct)
+        params, rest = (state.params, state.rest) if shapes else self.variables(state)
+        own = {"params": state.params, "callbacks": state.callbacks}
+        return {"model": {"params": params, "rest": rest}, "optimizer": optimizer | own}
 
     def step(self, state: TrainState, batch: Mapping[str, np.ndarray]) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step on this process's rows of a batch; `state` is used up. Returns without waiting."""
