@@ -143,7 +143,7 @@ def test_every_example_is_evaluated_once(finished, batch, devices):
 
 def test_an_empty_split_is_an_error(finished):
     data = FakeData(sizes=SIZES | {"test": 0})
-    engine = finished[0]._engine()
+    engine = finished[0].engine
     state = engine.init()
     with pytest.raises(ValueError, match="the split 'test' has no examples"):
         engine.evaluate((state.params, state.rest), data, "test")
@@ -215,7 +215,7 @@ def test_accumulation_equals_one_batch(tmp_path):
 def test_bfloat16_compute_keeps_float32_parameters(tmp_path):
     trainer = make_trainer(tmp_path, dtype=jax.numpy.bfloat16, num_steps=2)
     result = trainer.fit()
-    params = jax.tree.leaves(trainer._engine().abstract.params)
+    params = jax.tree.leaves(trainer.engine.abstract.params)
     assert math.isfinite(result["test"]["loss"]) and {leaf.dtype.name for leaf in params} == {"float32"}
 
 
@@ -235,7 +235,7 @@ def test_stop_at_step_is_an_interruption(tmp_path):
 
 
 def test_another_batch_shape_is_reported(tmp_path, caplog):
-    engine = make_trainer(tmp_path)._engine()
+    engine = make_trainer(tmp_path).engine
     batch = next(engine.train_batches(FakeData(), seed=0))
     state, _ = engine.step(engine.init(), batch)
     state, _ = engine.step(state, batch)

@@ -1,5 +1,6 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
+from xformer.train.engine import Engine
 from xformer.train.errors import (
     CheckpointError,
     DataChanged,
@@ -18,6 +19,7 @@ __all__ = [
     "CheckpointError",
     "DataChanged",
     "Diverged",
+    "Engine",
     "Interrupted",
     "OutOfMemory",
     "ProcessLost",

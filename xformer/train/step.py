@@ -67,7 +67,7 @@ def initialize(
     Built eagerly: traced, Flax would take an array that is a plain attribute for a part of the static structure.
     """
     graphdef, params, rest = split(model_fn(nnx.Rngs(_keys(np.uint32(seed))[0])))
-    return graphdef, TrainState(jnp.int32(0), params, rest, jax.jit(optimizer.init)(params))
+    return graphdef, TrainState(jnp.int32(0), params, rest, optimizer.init(params))
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import platform
 import statistics
@@ -49,6 +50,7 @@ class Trainer:
       name, attention: what the result calls the run and its attention.
       config: the resolved config, written to `config.json`; a workdir takes no other.
       complete: fills in what is newer than a run in its `config.json`; None leaves that as it is.
+      like: the engine of a run that differs in its seed at most, whose compiled steps serve this one too; see `Engine`.
     """
 
     model_fn: Callable[[nnx.Rngs], nnx.Module]
@@ -63,6 +65,12 @@ class Trainer:
     attention: str
     config: Mapping[str, Any]
     complete: folders.Complete | None = None
+    like: Engine | None = None
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """What computes: made when it is first needed, and the same from then on."""
+        return Engine(self.model_fn, self.task, self.optimizer, self.schedule, self.train, self.seed, self.like)
 
     def fit(self) -> dict[str, Any]:
         """Trains, from the newest intact checkpoint if there is one, and returns the content of `result.json`.
@@ -110,7 +118,7 @@ class Trainer:
             interruption = stack.enter_context(Interruption())
             if (result := folders.read_result(workdir)) is not None:
                 return result
-            engine = self._engine()
+            engine = self.engine
             checkpoints = Checkpoints(workdir / "checkpoints")
             state, position, data_state = resume(engine, checkpoints)
             closing = lambda opened: stack.enter_context(contextlib.closing(opened))
@@ -145,7 +153,7 @@ class Trainer:
         data_record.check(Path(self.workdir), self.data.fingerprint)
         checkpoints = Checkpoints(Path(self.workdir) / "checkpoints")
         step = choose(checkpoints, which)
-        engine = self._engine()
+        engine = self.engine
         with contextlib.closing(Progress(self.name, self.train.num_steps, quiet=jax.process_index() != 0)) as progress:
             variables = restore_variables(engine, checkpoints, step)
             try:
@@ -166,9 +174,6 @@ class Trainer:
                     return error
                 state, _ = engine.step(state, next(feed))
             return Diverged(f"{error}; {engine.locate(state, next(feed))}", error.step)
-
-    def _engine(self) -> Engine:
-        return Engine(self.model_fn, self.task, self.optimizer, self.schedule, self.train, self.seed)
 
     def _start_line(self, engine: Engine, position: Position) -> str:
         train, layout = self.train, engine.layout
