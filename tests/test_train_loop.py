@@ -286,3 +286,15 @@ def test_progress_is_one_line_on_a_terminal_and_lines_in_a_log():
     assert log.getvalue().splitlines()[-1] == expected and len(log.getvalue().splitlines()) == 2
     assert terminal.getvalue().count("\n") == 1 and 2 <= terminal.getvalue().count("\r") <= 4
     assert terminal.getvalue().strip().endswith(expected)
+
+
+def test_an_engine_takes_the_steps_of_one_like_it_and_of_no_other(tmp_path, finished):
+    first = finished[0].engine
+    like = dataclasses.replace(make_trainer(tmp_path / "a", seed=4), like=first)
+    assert like.engine.steps is first.steps
+    result, alone = like.fit(), make_trainer(tmp_path / "b", seed=4).fit()
+    assert (result["test"], result["eval"], result["flops_per_step"]) == (
+        alone["test"], alone["eval"], alone["flops_per_step"]
+    )  # fmt: skip
+    other = dataclasses.replace(make_trainer(tmp_path / "c", dropout_rate=0.1), like=first)
+    assert other.engine.steps is not first.steps
