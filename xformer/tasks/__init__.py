@@ -22,6 +22,7 @@ from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.needle import Needle, Order
+from xformer.tasks.recall import Recall
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
 from xformer.tasks.sizes import Sizes
@@ -37,6 +38,7 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         "tagging": Tagging,
         "needle": Needle,
         "order": Order,
+        "recall": Recall,
     }
 )
 """The tasks by the name a config gives them."""
@@ -72,6 +74,7 @@ __all__ = [
     "Needle",
     "Order",
     "Preprocessing",
+    "Recall",
     "Regression",
     "Retrieval",
     "Sizes",

@@ -16,30 +16,31 @@ from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
 
-_CHUNK = 2**20  # symbols drawn at a time, whatever the size of a split
+_CHUNK = 2**20  # numbers drawn at a time, whatever the size of a split
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated(Task):
     """A task that draws its examples: equal options give equal data in every process, `data_seed` draws other data.
 
-    Test and validation examples don't depend on the number of training examples, and no text occurs twice, in one split
-    or in two. A new one says its `name`, `symbols`, `class_names`, the `options` that decide what is drawn, and `draw`.
+    All examples are `length` symbols long. Those of test and validation don't depend on the number of training
+    examples, and no text occurs twice, in one split or in two. A new task says its `name`, `length`, `symbols`,
+    `class_names`, the `options` that decide what is drawn, and `draw`.
 
     Raises ValueError for a size or seed out of range.
     """
 
     name: ClassVar[str]
 
-    max_len: int = 240
-    num_train: int = 8_000
+    num_train: int | None = None
     num_validation: int = 1_000
     num_test: int = 2_000
     data_seed: int = 0
 
     def __post_init__(self) -> None:
         for key in ("num_train", "num_validation", "num_test"):
-            checks.whole(self.name, key, getattr(self, key), at_least=1)
+            if (value := getattr(self, key)) is not None or key != "num_train":
+                checks.whole(self.name, key, value, at_least=1)
         checks.whole(self.name, "data_seed", self.data_seed, at_least=0)
 
     @property
@@ -59,24 +60,25 @@ class Generated(Task):
 
     @abc.abstractmethod
     def draw(self, random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Examples: ids int [count, max_len], and labels int [count] or, a label for each token, [count, max_len].
+        """Examples: ids int [count, length], and labels int [count] or, a label for each token, [count, length].
 
         Only `random.random` is used: NumPy promises its values for ever, and those of other methods not.
         """
 
     @property
-    def length(self) -> int:
-        return self.max_len
+    def default_num_train(self) -> int:
+        """Training examples where `num_train` is None."""
+        return 8_000
 
     @property
     def split_sizes(self) -> dict[str, int]:
         """Examples of each split."""
-        return {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
+        num_train = self.default_num_train if self.num_train is None else self.num_train
+        return {"train": num_train, "validation": self.num_validation, "test": self.num_test}
 
     def expected_sizes(self) -> Sizes:
-        return Sizes(
-            {"vocab_size": len(self.symbols) + 1, "num_classes": len(self.class_names), "max_len": self.max_len}
-        )
+        sizes = {"vocab_size": len(self.symbols) + 1, "num_classes": len(self.class_names), "max_len": self.length}
+        return Sizes(sizes)
 
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         def make() -> store.Corpus:
@@ -106,10 +108,11 @@ class Generated(Task):
         """The first `count` examples of a stream whose texts are not in `seen`; adds them to it."""
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.data_seed, stream])))
         dtype = np.min_scalar_type(len(self.symbols))
+        chunk = max(_CHUNK // max(self.length, len(self.symbols)), 1)
         parts: list[tuple[np.ndarray, np.ndarray]] = []
         found = 0
         while found < count:
-            ids, labels = self.draw(random, max(_CHUNK // self.max_len, 1))
+            ids, labels = self.draw(random, chunk)
             rows = np.ascontiguousarray(ids.astype(dtype))
             keys = [row.tobytes() for row in rows]
             new: list[int] = []
@@ -120,7 +123,7 @@ class Generated(Task):
             parts.append((rows[new], labels[new]))
             found += len(new)
         ids, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-        offsets = np.arange(count + 1, dtype=np.int64) * self.max_len
+        offsets = np.arange(count + 1, dtype=np.int64) * self.length
         labels = labels.astype(np.int32)
         return Ragged(ids.reshape(-1), offsets, labels.reshape(-1), offsets if labels.ndim > 1 else None)
 

@@ -37,9 +37,15 @@ class Needle(Generated):
 
     name: ClassVar[str] = "needle"
 
+    max_len: int = 255
+
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.whole(self.name, "max_len", self.max_len, at_least=SHORTEST)
+
+    @property
+    def length(self) -> int:
+        return self.max_len
 
     @property
     def symbols(self) -> tuple[str, ...]:
