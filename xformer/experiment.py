@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from xformer import attention, parts, schema, sections, tasks
 from xformer.models import MODELS
 from xformer.schema import ConfigError
-from xformer.train import TrainConfig, Trainer, optimizers
+from xformer.train import Engine, TrainConfig, Trainer, optimizers
 from xformer.train.parallel import make_layout
 from xformer.train.settings import check_batch_size, selection
 from xformer.train.sums import reduce
@@ -73,10 +73,23 @@ class Experiment:
         chosen = {name: value for name, value in given.items() if name in takes}
         return lambda rngs: self.model(**chosen, **self.model_args, rngs=rngs)
 
+    @property
+    def steps_key(self) -> Hashable:
+        """What the compiled steps are made of, data sizes aside: experiments with equal keys share them by `like`."""
+        sections_text = json.dumps({key: as_json(self.config[key]) for key in ("model", "optimizer", "train")})
+        return self.model, sections_text, self.attention, self.task.steps_key
+
     def trainer(
-        self, workdir: str | Path, data_dir: str | Path | None = None, progress: Callable[[str], None] | None = None
+        self,
+        workdir: str | Path,
+        data_dir: str | Path | None = None,
+        progress: Callable[[str], None] | None = None,
+        like: Engine | None = None,
     ) -> Trainer:
         """The trainer of this experiment in `workdir`, its data prepared and opened.
+
+        Args:
+          like: the engine of a run of an experiment with the same `steps_key`: nothing is compiled again.
 
         Raises:
           DataMissing: the data is not there and can't be made; the message says how to get it.
@@ -101,6 +114,7 @@ class Experiment:
             config=as_json(self.config),
             callbacks=parts.make_callbacks(self.config.to_dict()["train"]),
             complete=complete,
+            like=like,
         )
 
 

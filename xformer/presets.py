@@ -91,8 +91,27 @@ def comparison(
     *,
     seeds: Sequence[int],
     report: Mapping[str, Any] | None = None,
+    tasks: Mapping[str, ConfigDict] | None = None,
 ) -> ConfigDict:
-    """Runs that differ in nothing but attention (and seed): same depth, width, data order and steps."""
+    """Runs that differ in nothing but attention (and seed): same depth, width, data order and steps.
+
+    With `tasks`, experiments by name, the variants are compared on each of them: what an experiment has other than
+    `base` is what its task changes.
+    """
     variants = {variant: {"attention": dict(section)} for variant, section in attentions.items()}
     whole = {"name": name, "base": base, "variants": ConfigDict(variants, sort_keys=False), "seeds": tuple(seeds)}
+    if tasks:
+        changed = {task: _changes(base.to_dict(), own.to_dict()) for task, own in tasks.items()}
+        whole["tasks"] = ConfigDict(changed, sort_keys=False)
     return ConfigDict(whole | {"report": dict(report or {})}, sort_keys=False)
+
+
+def _changes(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What an experiment has other than another, attention aside: a named section whole, of others the keys."""
+    found: dict[str, Any] = {}
+    for section in ("model", "task", "optimizer", "train"):
+        named = "name" in own[section]
+        keys = {key: value for key, value in own[section].items() if named or base[section].get(key) != value}
+        if own[section] != base[section]:
+            found[section] = keys
+    return found

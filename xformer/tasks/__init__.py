@@ -22,6 +22,8 @@ from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.metric import Judged, Metric
 from xformer.tasks.multi_label import MultiLabel
+from xformer.tasks.needle import Needle, Order
+from xformer.tasks.recall import Recall
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
 from xformer.tasks.sizes import Sizes
@@ -29,7 +31,17 @@ from xformer.tasks.tagging import Tagging
 from xformer.tasks.token_classification import TokenClassification
 
 TASKS: Table[type[Task]] = Table(
-    {"listops": ListOps, "imdb": Imdb, "documents": Documents, "retrieval": Retrieval, "tagging": Tagging}, kind=Task
+    {
+        "listops": ListOps,
+        "imdb": Imdb,
+        "documents": Documents,
+        "retrieval": Retrieval,
+        "tagging": Tagging,
+        "needle": Needle,
+        "order": Order,
+        "recall": Recall,
+    },
+    kind=Task,
 )
 """The tasks by the name a config gives them."""
 
@@ -64,7 +76,10 @@ __all__ = [
     "ListOps",
     "Metric",
     "MultiLabel",
+    "Needle",
+    "Order",
     "Preprocessing",
+    "Recall",
     "Regression",
     "Retrieval",
     "Sizes",

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from xformer.tasks import checks, listops_trees, store, vocab
+from xformer.tasks import baseline, checks, listops_trees, store, vocab
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.listops_trees import Grammar
@@ -117,6 +117,15 @@ class ListOps(Task):
         for index, split in enumerate(("test", "validation", "train")):
             splits[split] = _unique(grammar, (self.data_seed, index), self.split_sizes[split], seen, num_workers, made)
         return {split: splits[split] for split in self.split_sizes}
+
+    def baseline(self, data: TaskData) -> dict[str, Any]:
+        """What answering the commonest value of the root's operator scores, counted on the training split."""
+        train = data.examples("train")
+        counts = np.ones((len(listops_trees.SYMBOLS) + 1, data.num_classes))
+        np.add.at(counts, (train.tokens[train.offsets[:-1]], train.labels), 1)
+        logits = np.log(counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+        name = "answers the commonest value of the outermost operator"
+        return baseline.scores(self, data, name, lambda inputs: logits[inputs[:, 0]])
 
     def _directory(self, data_dir: str | Path | None) -> Path:
         sizes = "_".join(str(size) for size in self.split_sizes.values())

@@ -1,6 +1,7 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
 from xformer.train.callbacks import CALLBACKS, Callback, EarlyStopping, ExponentialMovingAverage, Run
+from xformer.train.engine import Engine
 from xformer.train.errors import (
     CallbackFailed,
     CheckpointError,
@@ -25,6 +26,7 @@ __all__ = [
     "DataChanged",
     "Diverged",
     "EarlyStopping",
+    "Engine",
     "ExponentialMovingAverage",
     "Interrupted",
     "OutOfMemory",

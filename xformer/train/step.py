@@ -73,8 +73,8 @@ def initialize(
     Built eagerly: traced, Flax would take an array that is a plain attribute for a part of the static structure.
     """
     graphdef, params, rest = split(model_fn(nnx.Rngs(_keys(np.uint32(seed))[0])))
-    arrays = callbacks.init_arrays(params)
-    return graphdef, TrainState(jnp.int32(0), params, rest, jax.jit(optimizer.init)(params), arrays)
+    opt_state, arrays = optimizer.init(params), callbacks.init_arrays(params)
+    return graphdef, TrainState(jnp.int32(0), params, rest, opt_state, arrays)
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, Any, Any]:

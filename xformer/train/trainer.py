@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import platform
 import statistics
@@ -51,6 +52,7 @@ class Trainer:
       callbacks: freshly made, each with the name that messages give it.
       config: the resolved config, written to `config.json`; a workdir takes no other.
       complete: fills in what is newer than a run in its `config.json`; None leaves that as it is.
+      like: the engine of a run that differs in its seed at most, whose compiled steps serve this one too; see `Engine`.
     """
 
     model_fn: Callable[[nnx.Rngs], nnx.Module]
@@ -66,6 +68,21 @@ class Trainer:
     config: Mapping[str, Any]
     callbacks: Sequence[tuple[str, Callback]] = ()
     complete: folders.Complete | None = None
+    like: Engine | None = None
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """What computes: made when it is first needed, and the same from then on."""
+        return Engine(
+            self.model_fn,
+            self.task,
+            self.optimizer,
+            self.schedule,
+            self.train,
+            self.seed,
+            Callbacks(self.callbacks),
+            self.like,
+        )
 
     def fit(self) -> dict[str, Any]:
         """Trains, from the newest intact checkpoint if there is one, and returns the content of `result.json`.
@@ -116,7 +133,7 @@ class Trainer:
             if (result := folders.read_result(workdir)) is not None:
                 return result
             callbacks = Callbacks(self.callbacks)
-            engine = self._engine()
+            engine = self.engine
             checkpoints = Checkpoints(workdir / "checkpoints")
             state, position, data_state = resume(engine, checkpoints)
             warm = ""
@@ -170,7 +187,7 @@ class Trainer:
         data_record.check(Path(self.workdir), self.data.fingerprint)
         checkpoints = Checkpoints(Path(self.workdir) / "checkpoints")
         step = choose(checkpoints, which)
-        engine = self._engine()
+        engine = self.engine
         with contextlib.closing(Progress(self.name, self.train.num_steps, quiet=jax.process_index() != 0)) as progress:
             variables = restore_variables(engine, checkpoints, step)
             try:
@@ -204,11 +221,6 @@ class Trainer:
                     return error
                 state, _ = engine.step(state, next(feed))
             return Diverged(f"{error}; {engine.locate(state, next(feed))}", error.step)
-
-    def _engine(self) -> Engine:
-        return Engine(
-            self.model_fn, self.task, self.optimizer, self.schedule, self.train, self.seed, Callbacks(self.callbacks)
-        )
 
     def _start_line(self, engine: Engine, position: Position) -> str:
         train, layout = self.train, engine.layout
