@@ -32,6 +32,7 @@ def test_all_shipped_configs_are_known_here():
     assert {path.stem for path in CONFIGS.glob("*.py")} == {*EXPERIMENTS, *COMPARISONS, "__init__"}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", [*VARIANTS, "bigbird+shaw", "window+rotary", "window+alibi"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_variant_of_every_config_loads(name, variant):

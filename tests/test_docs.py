@@ -19,7 +19,13 @@ BLOCK = re.compile(r'^```(\w*)(?: title="(\S+)")?\n(.*?)^```$', re.S | re.M)
 PAGES = [
     path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if BLOCK.search(path.read_text())
 ]
-SLOW = ("compare.md", "many_devices.md", "own_documents.md")  # several runs each: left to `make test-full`
+SLOW = (
+    "compare.md",
+    "launch.md",
+    "reuse.md",
+    "many_devices.md",
+    "own_documents.md",
+)  # several runs each: left to `make test-full`
 LISTOPS = {"task.preset": "listops_128", "task.num_train": 64, "task.num_validation": 16, "task.num_test": 16}
 TINY = {
     "train.num_steps": 2,

@@ -41,6 +41,7 @@ def one_device(tmp_path_factory, compile_cache):  # noqa: F811
     return losses(tmp_path_factory.mktemp("one"), {"data": 1})[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("axes", [("data",), *itertools.combinations(AXES, 2)], ids="-".join)
 def test_the_losses_of_one_device(tmp_path, one_device, axes):
     mesh = {"data": 8} if axes == ("data",) else {axes[0]: 4, axes[1]: 2}
