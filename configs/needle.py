@@ -4,7 +4,7 @@
 
 The answer is read from a CLS vector in front, so what counts is how far attention carries. Guessing is right in one
 example of eight. The argument is an attention variant, as in configs/listops.py. Linformer projects by convolution:
-learned projections of the same rank did worse. Smoke size: --config.train.num_steps=10 --config.task.num_train=200
+learned projections of the same rank learnt slower. Smoke size: --config.train.num_steps=10 --config.task.num_train=200
 --config.task.num_validation=50 --config.task.num_test=50.
 """
 
