@@ -160,4 +160,4 @@ def test_config_files_need_no_package_around_them(tmp_path, monkeypatch):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.chdir(tmp_path)
     loaded = presets.load_module(tmp_path / "compare_demo.py").get_config()
-    assert list(loaded.variants) == ["full", "linformer", "bigbird", "shaw"]
+    assert list(loaded.variants) == ["full", "window", "bigbird", "linformer-4", "linformer-16", "shaw"]

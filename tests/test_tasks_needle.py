@@ -134,7 +134,7 @@ def test_baselines_are_as_good_as_chance_among_what_they_know(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Needle(max_len=31), "needle: max_len must be an int of at least 32, got 31"),
+        (lambda: Needle(max_len=15), "needle: max_len must be an int of at least 16, got 15"),
         (lambda: Needle(num_test=0), "needle: num_test must be an int of at least 1, got 0"),
         (lambda: Order(num_candidates=1), "order: num_candidates must be an int of at least 2, got 1"),
         (lambda: Order(num_candidates=9), "order: num_candidates must be at most 8, got 9"),

@@ -22,7 +22,7 @@ from xformer.tasks.generated import Generated
 
 Array = jax.Array
 FILLERS, CLASSES, CUE = tuple("abcdefgh"), tuple("ABCDEFGH"), ">"
-SHORTEST = 32  # symbols: so many that no text has to come twice and all candidates of `Order` find room
+SHORTEST = 16  # symbols: so many that no text has to come twice and all candidates of `Order` find room
 _FIRST_CLASS, _CUE = len(FILLERS) + 1, len(FILLERS) + len(CLASSES) + 1  # ids
 
 
@@ -32,7 +32,7 @@ class Needle(Generated):
 
     Nothing but its distance makes an example hard: what sees it answers right, what does not can only guess.
 
-    Raises ValueError for a `max_len` below 32.
+    Raises ValueError for a `max_len` below 16.
     """
 
     name: ClassVar[str] = "needle"
