@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.tasks import Documents, Imdb, ListOps, Retrieval, Tagging, Task
+from xformer.tasks import Documents, Imdb, ListOps, Pathfinder, Retrieval, Tagging, Task
 
 WORDS = ("red", "blue", "green")
 SMALL = {"num_train": 30, "num_validation": 13, "num_test": 11}
@@ -65,4 +65,5 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "retrieval": lambda *_: Retrieval(max_len=24, **SMALL),
     "retrieval-own": pairs,
     "tagging": lambda *_: Tagging(**SMALL),
+    "pathfinder": lambda *_: Pathfinder("pathfinder_16", **SMALL),
 }

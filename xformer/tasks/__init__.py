@@ -21,6 +21,7 @@ from xformer.tasks.interface import Task
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.multi_label import MultiLabel
+from xformer.tasks.pathfinder import Pathfinder
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
 from xformer.tasks.sizes import Sizes
@@ -28,7 +29,14 @@ from xformer.tasks.tagging import Tagging
 from xformer.tasks.token_classification import TokenClassification
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
-    {"listops": ListOps, "imdb": Imdb, "documents": Documents, "retrieval": Retrieval, "tagging": Tagging}
+    {
+        "listops": ListOps,
+        "imdb": Imdb,
+        "documents": Documents,
+        "retrieval": Retrieval,
+        "tagging": Tagging,
+        "pathfinder": Pathfinder,
+    }
 )
 """The tasks by the name a config gives them."""
 
@@ -60,6 +68,7 @@ __all__ = [
     "Imdb",
     "ListOps",
     "MultiLabel",
+    "Pathfinder",
     "Preprocessing",
     "Regression",
     "Retrieval",
