@@ -16,6 +16,7 @@ from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
 from xformer.tasks.family import Family
+from xformer.tasks.image import Image
 from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
 from xformer.tasks.listops import ListOps
@@ -36,6 +37,7 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         "retrieval": Retrieval,
         "tagging": Tagging,
         "pathfinder": Pathfinder,
+        "image": Image,
     }
 )
 """The tasks by the name a config gives them."""
@@ -65,6 +67,7 @@ __all__ = [
     "DataMissing",
     "Documents",
     "Family",
+    "Image",
     "Imdb",
     "ListOps",
     "MultiLabel",
