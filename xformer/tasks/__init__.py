@@ -16,6 +16,7 @@ from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
 from xformer.tasks.family import Family
+from xformer.tasks.image import Image
 from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
 from xformer.tasks.listops import ListOps
@@ -23,6 +24,7 @@ from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.metric import Judged, Metric
 from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.needle import Needle, Order
+from xformer.tasks.pathfinder import Pathfinder
 from xformer.tasks.recall import Recall
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
@@ -40,6 +42,8 @@ TASKS: Table[type[Task]] = Table(
         "needle": Needle,
         "order": Order,
         "recall": Recall,
+        "pathfinder": Pathfinder,
+        "image": Image,
     },
     kind=Task,
 )
@@ -71,6 +75,7 @@ __all__ = [
     "DataMissing",
     "Documents",
     "Family",
+    "Image",
     "Imdb",
     "Judged",
     "ListOps",
@@ -78,6 +83,7 @@ __all__ = [
     "MultiLabel",
     "Needle",
     "Order",
+    "Pathfinder",
     "Preprocessing",
     "Recall",
     "Regression",

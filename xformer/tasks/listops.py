@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
-from xformer.tasks import baseline, checks, listops_trees, store, vocab
+from xformer.tasks import baseline, checks, chunks, listops_trees, store, vocab
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.listops_trees import Grammar
 from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
-
-SAY_EVERY = 5.0  # seconds between two lines of progress
 
 PresetName = Literal["listops_2k", "listops_512", "listops_128"]
 
@@ -103,20 +99,14 @@ class ListOps(Task):
         `progress` gets a line every few seconds.
         """
         grammar = PRESETS[self.preset].grammar
-        seen: set[bytes] = set()
-        splits = {}
-        said = time.monotonic()
-
-        def made() -> None:
-            nonlocal said
-            if progress and time.monotonic() - said > SAY_EVERY:
-                said = time.monotonic()
-                progress(f"listops: {len(seen):,} of {sum(self.split_sizes.values()):,} expressions")
-
-        # The small splits first, so that they stay the same whatever the size of the training split.
-        for index, split in enumerate(("test", "validation", "train")):
-            splits[split] = _unique(grammar, (self.data_seed, index), self.split_sizes[split], seen, num_workers, made)
-        return {split: splits[split] for split in self.split_sizes}
+        return chunks.splits(
+            lambda source: listops_trees.sample(grammar, source),
+            self.split_sizes,
+            self.data_seed,
+            "listops: COUNT expressions",
+            num_workers=num_workers,
+            progress=progress,
+        )
 
     def baseline(self, data: TaskData) -> dict[str, Any]:
         """What answering the commonest value of the root's operator scores, counted on the training split."""
@@ -130,28 +120,3 @@ class ListOps(Task):
     def _directory(self, data_dir: str | Path | None) -> Path:
         sizes = "_".join(str(size) for size in self.split_sizes.values())
         return store.directory(data_dir, "listops", f"{self.preset}_{sizes}_seed{self.data_seed}")
-
-
-def _unique(
-    grammar: Grammar,
-    seed: tuple[int, int],
-    count: int,
-    seen: set[bytes],
-    num_workers: int | None,
-    made: Callable[[], None],
-) -> Ragged:
-    """The first `count` expressions of a stream that are not in `seen`; adds them to it, and calls `made` at times."""
-    sequences: list[np.ndarray] = []
-    labels: list[int] = []
-    chunks = listops_trees.stream(grammar, *seed, num_workers=num_workers)
-    while len(labels) < count:
-        chunk = next(chunks)
-        made()
-        for index in range(len(chunk)):
-            digest = hashlib.blake2b(chunk[index].tobytes(), digest_size=16).digest()
-            if digest not in seen and len(labels) < count:
-                seen.add(digest)
-                sequences.append(chunk[index])
-                labels.append(int(chunk.labels[index]))
-    chunks.close()
-    return Ragged.from_lists(sequences, labels, np.uint8)
