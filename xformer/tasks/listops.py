@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xformer.tasks import baseline, checks, chunks, listops_trees, store, vocab
+from xformer.tasks import arena_files, baseline, checks, chunks, listops_trees, store, vocab
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.listops_trees import Grammar
 from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
+from xformer.tasks.text import digest
 
 PresetName = Literal["listops_2k", "listops_512", "listops_128"]
 
@@ -46,6 +47,9 @@ class ListOps(Task):
     Test and validation expressions don't depend on the number of training examples, and no expression occurs twice, in
     one split or in two. Raises ValueError for a preset that doesn't exist, a size below 1, or a `max_len` that would
     truncate.
+
+    path: a folder with `basic_train.tsv`, `basic_val.tsv` and `basic_test.tsv` of the Long Range Arena's release, read
+    in place of generated expressions; sizes and `data_seed` then mean nothing.
     """
 
     preset: PresetName = "listops_2k"
@@ -54,6 +58,7 @@ class ListOps(Task):
     num_test: int = 2_000
     data_seed: int = 0
     max_len: int | None = None
+    path: str = ""
 
     def __post_init__(self) -> None:
         checks.choice("listops", "preset", self.preset, PRESETS)
@@ -61,6 +66,8 @@ class ListOps(Task):
             if (value := getattr(self, key)) is not None or key != "num_train":
                 checks.whole("listops", key, value, at_least=1)
         checks.whole("listops", "data_seed", self.data_seed, at_least=0)
+        if not isinstance(self.path, str):
+            raise ValueError(f"listops: path must be a string, got {self.path!r}")
         if self.max_len is not None:
             longest = PRESETS[self.preset].grammar.max_length - 1
             checks.whole("listops", "max_len", self.max_len, at_least=longest, why=f" (the longest of {self.preset})")
@@ -80,15 +87,21 @@ class ListOps(Task):
 
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         def make() -> store.Corpus:
-            if progress:
-                progress(f"listops: generating {sum(self.split_sizes.values()):,} expressions of {self.preset}")
-            facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
+            facts = self.begin("listops", progress)
             vocabulary = vocab.Symbols(listops_trees.SYMBOLS)
             return store.Corpus(self.generate(progress=progress), vocabulary, list("0123456789"), facts)
 
         store.write(self._directory(data_dir), make)
         if progress:
             progress(f"listops: {self.open(data_dir).summary}")
+
+    def begin(self, name: str, progress: Progress) -> dict[str, str]:
+        """Says what is made, and gives the facts that stay with it."""
+        if self.path:
+            return {"source": f"the arena's release in {self.path}"}
+        if progress:
+            progress(f"{name}: generating {sum(self.split_sizes.values()):,} expressions of {self.preset}")
+        return {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return TaskData(store.read(self._directory(data_dir)), self.length)
@@ -98,6 +111,8 @@ class ListOps(Task):
 
         `progress` gets a line every few seconds.
         """
+        if self.path:
+            return arena_files.listops(self._files)
         grammar = PRESETS[self.preset].grammar
         return chunks.splits(
             lambda source: listops_trees.sample(grammar, source),
@@ -117,6 +132,13 @@ class ListOps(Task):
         name = "answers the commonest value of the outermost operator"
         return baseline.scores(self, data, name, lambda inputs: logits[inputs[:, 0]])
 
+    @property
+    def _files(self) -> dict[str, Path]:
+        return arena_files.paths(Path(self.path).expanduser(), arena_files.LISTOPS)
+
     def _directory(self, data_dir: str | Path | None) -> Path:
+        if self.path:
+            key = digest("arena listops 1", *(path.read_bytes() for path in self._files.values()))
+            return store.directory(data_dir, "listops", f"release_{key[:16]}")
         sizes = "_".join(str(size) for size in self.split_sizes.values())
         return store.directory(data_dir, "listops", f"{self.preset}_{sizes}_seed{self.data_seed}")

@@ -42,10 +42,8 @@ class Tagging(ListOps):
 
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         def make() -> store.Corpus:
-            if progress:
-                progress(f"tagging: generating {sum(self.split_sizes.values()):,} expressions of {self.preset}")
+            facts = self.begin("tagging", progress)
             splits = {split: tagged(examples) for split, examples in self.generate(progress=progress).items()}
-            facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
             return store.Corpus(splits, vocab.Symbols(SYMBOLS), CLASS_NAMES, facts)
 
         store.write(self._directory(data_dir), make)
