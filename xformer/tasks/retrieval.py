@@ -84,8 +84,8 @@ class Retrieval(OwnFiles):
             for path in self._paths.values():
                 if path.is_dir():
                     raise ValueError(
-                        f"path: got {str(path)!r}, takes a .jsonl, .csv or .tsv file with pairs of texts, or the folder "
-                        f"of the arena's {', '.join(arena_files.PAPERS.values())}"
+                        f"path: got {str(path)!r}, takes a .jsonl, .csv or .tsv file with pairs of texts, or a folder "
+                        f"with the arena's {', '.join(arena_files.PAPERS.values())}"
                     )
             return super()._source(data_dir)
         sizes = (self.num_train, self.num_validation, self.num_test)
