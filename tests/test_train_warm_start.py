@@ -44,7 +44,7 @@ def start(workdir, source, make=None, **settings):
 
 def test_parameters_are_those_of_the_best_checkpoint_and_the_result_says_so(tmp_path, source, capsys):
     trainer = start(tmp_path, source, callbacks=(("ema", ExponentialMovingAverage(0.5)),))
-    engine = trainer._engine()
+    engine = trainer.engine
     state, line = trainer._start_from(str(source), engine, engine.init())
     values = {warm_start.path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(state.params)}
     for name, x in stored(source, 2).items():
@@ -60,7 +60,7 @@ def test_parameters_are_those_of_the_best_checkpoint_and_the_result_says_so(tmp_
 
 def test_heads_and_embeddings_of_another_size_are_named_and_fresh(tmp_path, source):
     trainer = start(tmp_path, source, encoder(num_classes=3, vocab_size=VOCAB + 2, num_layers=2))
-    engine = trainer._engine()
+    engine = trainer.engine
     fresh = engine.init()
     before = jax.tree.map(np.asarray, fresh.params)
     state, line = trainer._start_from(str(source), engine, fresh)
@@ -79,7 +79,7 @@ def test_what_the_source_has_more_is_named(tmp_path, source):
     make_trainer(tmp_path / "two", model_fn=encoder(num_layers=2), num_steps=1).fit()
     (tmp_path / "one").mkdir()
     trainer = start(tmp_path / "one", tmp_path / "two")
-    engine = trainer._engine()
+    engine = trainer.engine
     line = trainer._start_from(str(tmp_path / "two"), engine, engine.init())[1]
     assert "there, but not in this model: blocks/1/" in line
 
@@ -107,7 +107,7 @@ def test_tables_over_the_distance_keep_their_distances(heads):
 
 def test_tables_of_a_model_are_found_by_their_paths(tmp_path, source):
     trainer = start(tmp_path, source, encoder(max_len=2 * LENGTH, distance=3))
-    engine = trainer._engine()
+    engine = trainer.engine
     state, line = trainer._start_from(str(source), engine, engine.init())
     assert "tables of positions fitted: " in line and "positions/table ([6, 8] there, [12, 8] here)" in line
     assert "attention_fn/params/position/key ([5, 4] there, [7, 4] here)" in line
