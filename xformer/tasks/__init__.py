@@ -18,17 +18,27 @@ from xformer.tasks.documents import Documents
 from xformer.tasks.family import Family
 from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
+from xformer.tasks.linux_docs import LinuxDocs
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
+from xformer.tasks.sentiment import Sentiment
 from xformer.tasks.sizes import Sizes
 from xformer.tasks.tagging import Tagging
 from xformer.tasks.token_classification import TokenClassification
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
-    {"listops": ListOps, "imdb": Imdb, "documents": Documents, "retrieval": Retrieval, "tagging": Tagging}
+    {
+        "listops": ListOps,
+        "imdb": Imdb,
+        "sentiment": Sentiment,
+        "linux_docs": LinuxDocs,
+        "documents": Documents,
+        "retrieval": Retrieval,
+        "tagging": Tagging,
+    }
 )
 """The tasks by the name a config gives them."""
 
@@ -58,11 +68,13 @@ __all__ = [
     "Documents",
     "Family",
     "Imdb",
+    "LinuxDocs",
     "ListOps",
     "MultiLabel",
     "Preprocessing",
     "Regression",
     "Retrieval",
+    "Sentiment",
     "Sizes",
     "Tagging",
     "Task",

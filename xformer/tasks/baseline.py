@@ -31,12 +31,13 @@ def scores(task: Any, data: TaskData) -> dict[str, Any]:
             shape = batch["targets"].shape if data.labels_are_sequences else batch["targets"].shape[:1]
             outputs = jnp.broadcast_to(jnp.asarray(guess), (*shape, num_outputs))
             for name, entry in task.metrics(outputs, {key: jnp.asarray(x) for key, x in batch.items()}).items():
-                totals[name] = _add(totals.get(name), entry)
+                totals[name] = add(totals.get(name), entry)
         found[split] = {name: round(float(value), 6) for name, value in task.finish(totals).items()}
     return {"name": task.family.guesser, "scores": found}
 
 
-def _add(total: Any, entry: Any) -> Any:
+def add(total: Any, entry: Any) -> Any:
+    """The sums of a metric with those of one more batch; `total` is None before the first."""
     if not isinstance(entry, tuple):
         return np.asarray(entry, np.float64) + (0 if total is None else total)
     values, weights = (np.asarray(x, np.float64) for x in entry)

@@ -194,7 +194,7 @@ class TaskData:
 
     def num_examples(self, split: str) -> int:
         """Examples of a split. Raises ValueError if there is no such split."""
-        return len(self._examples(split))
+        return len(self.examples(split))
 
     def batches(
         self,
@@ -209,7 +209,7 @@ class TaskData:
     ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """A Grain iterator over a split; see `xformer.tasks.pipeline.batches`. `batch_size` is that of one shard."""
         return pipeline.batches(
-            self._examples(split),
+            self.examples(split),
             batch_size,
             max_len=self.max_len,
             **self._numbers,
@@ -222,11 +222,11 @@ class TaskData:
 
     def labels(self, split: str) -> np.ndarray:
         """The stored labels of a split, all examples' one after the other; see `Ragged.labels`."""
-        return self._examples(split).labels
+        return self.examples(split).labels
 
     def targets(self, split: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
         """What the batches of a split hold besides texts, example by example in order; the last may be smaller."""
-        examples = self._examples(split)
+        examples = self.examples(split)
         for start in range(0, len(examples), batch_size):
             chosen = np.arange(start, min(start + batch_size, len(examples)))
             yield pipeline.read_targets(examples, chosen, len(chosen), max_len=self.max_len, **self._numbers)
@@ -235,7 +235,8 @@ class TaskData:
         """Stores the preprocessing with a run, for `load_preprocessing`."""
         self.preprocess.save(directory, self.sizes)
 
-    def _examples(self, split: str) -> Ragged:
+    def examples(self, split: str) -> Ragged:
+        """The stored examples of a split, not cut. Raises ValueError if there is no such split."""
         if split not in self._splits:
             raise ValueError(f"split must be one of {', '.join(self._splits)}, got {split!r}")
         return self._splits[split]

@@ -127,5 +127,8 @@ class Task(abc.ABC):
         return self.family.records(outputs, batch)
 
     def baseline(self, data: TaskData) -> dict[str, Any]:
-        """What a guesser scores that reads no text: `name` says what it answers, `scores` its metrics by split."""
+        """What a guesser scores that reads no text: `name` says what it answers, `scores` its metrics by split.
+
+        Other simple methods may stand among `others`, each with a `title` of a word or two, `name` and `scores`.
+        """
         return baseline.scores(self, data)

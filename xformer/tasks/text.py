@@ -11,11 +11,13 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from xformer.tasks import checks, store
+from xformer.tasks import bag_of_words, checks, store
 from xformer.tasks import vocab as vocabularies
+from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.location import Progress
+from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
 
@@ -109,6 +111,11 @@ class TextTask(Task):
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return self._open(data_dir, self._source(data_dir))
+
+    def baseline(self, data: TaskData) -> dict[str, Any]:
+        """A guesser that reads no text, and among `others` a classifier by words; see `bag_of_words.scores`."""
+        words = isinstance(self.family, Classification | MultiLabel)
+        return super().baseline(data) | ({"others": [bag_of_words.scores(self, data)]} if words else {})
 
     def _open(self, data_dir: str | Path | None, source: Source) -> TaskData:
         return TaskData(store.read(self._directory(data_dir, source)), self.max_len, self.family)
