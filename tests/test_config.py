@@ -13,8 +13,8 @@ from xformer.config import ConfigError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 VARIANTS = ("full", "window", "linformer", "bigbird", "shaw", "music", "t5", "alibi", "rotary")
-EXPERIMENTS = ("listops", "lra_listops", "imdb", "documents", "demo", "retrieval", "tagging")
-COMPARISONS = ("compare_demo", "compare_imdb", "compare_listops", "compare_lra_listops")
+EXPERIMENTS = ("listops", "lra_listops", "imdb", "documents", "demo", "retrieval", "tagging", "sentiment", "linux_docs")
+COMPARISONS = ("compare_demo", "compare_documents", "compare_imdb", "compare_listops", "compare_lra_listops")
 
 
 def load(spec, *overrides):
@@ -227,7 +227,7 @@ def test_overrides_apply_in_order_and_before_the_types_are_known():
         (
             "full",
             ["train.select_metric=acuracy"],
-            "train.select_metric: got 'acuracy', takes one of 'accuracy', 'loss'",
+            "train.select_metric: got 'acuracy', takes one of 'accuracy', 'macro_f1', '",
         ),
         (
             "full",

@@ -111,9 +111,9 @@ def _texts(data: TaskData, split: str, chosen: np.ndarray) -> Iterator[tuple[str
     examples = data.examples(split)
     for start in range(0, len(chosen), _BATCH):
         some = chosen[start : start + _BATCH]
-        parts = [examples.pad(some, len(some), data.max_len)]
+        parts = [examples.pad(some, len(some), data.max_len, data.preprocess.cut)]
         if examples.tokens2 is not None:
-            parts.append(examples.pad_second(some, len(some), data.max_len))
+            parts.append(examples.pad_second(some, len(some), data.max_len, data.preprocess.cut))
         for rows in zip(*parts, strict=True):
             yield tuple(data.vocabulary.decode(row) for row in rows)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xformer.tasks import baseline
 from xformer.tasks.classification import Classification
@@ -94,6 +95,8 @@ class Task(abc.ABC):
             name: shape((batch_size, sizes["max_len"]), jnp.int32) for name in ("inputs", "inputs2")[: self.num_texts]
         }
         extra = {name: shape((batch_size,), jnp.float32) for name in self.family.extras}
+        if self.family.example_weights(np.zeros(1, np.int32), sizes["num_classes"]) is not None:
+            extra["loss_weights"] = shape((batch_size,), jnp.float32)
         targets = self.family.targets(batch_size, sizes["max_len"], sizes["num_classes"])
         return batch | {"targets": targets, "weights": shape((batch_size,), jnp.float32)} | extra
 
@@ -125,6 +128,13 @@ class Task(abc.ABC):
     def records(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Array]:
         """What is kept of each test example besides its metrics: small arrays [batch, ...] by name."""
         return self.family.records(outputs, batch)
+
+    def details(self, records: Mapping[str, np.ndarray], data: TaskData) -> dict[str, Any]:
+        """What no single number says of the test split, such as precision and recall of each class; JSON-able.
+
+        records: what `records` kept of all its examples, and the metrics of each.
+        """
+        return self.family.details(records, data.class_names)
 
     def baseline(self, data: TaskData) -> dict[str, Any]:
         """What a guesser scores that reads no text: `name` says what it answers, `scores` its metrics by split.

@@ -208,6 +208,7 @@ class Trainer:
             "select_metric": metric,
             "better": dict(self.task.better),
             "baseline": dict(self.task.baseline(self.data)),
+            "test_details": dict(self.task.details(kept.arrays(), self.data)),
             "last_step": position.step,
             "batch_size": self.train.batch_size,
             "batch_size_per_device": self.train.batch_size // engine.layout.batch_shards,
