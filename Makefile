@@ -5,11 +5,11 @@ DEMO_DIR ?= runs/demo
 # Processes that share out the tests, a file each at a time; each needs up to 3 GB.
 WORKERS ?= 2
 IMDB_DIR ?= runs/compare_imdb
-LRA_DIR ?= runs/compare_lra_listops
+LRA_DIR ?= runs
 BENCH_ATTENTION ?= full,causal,window,bigbird,linformer,shaw,music
 BENCH_LENGTHS ?= 512,1024,2048,4096,8192,16384,65536
 
-.PHONY: demo test test-full lint docs wheel compare-imdb lra-listops bench-peers clean
+.PHONY: demo test test-full lint docs wheel compare-imdb lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
@@ -37,9 +37,9 @@ lint: .venv/lint.stamp
 compare-imdb: .venv/imdb.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_imdb.py --workdir=$(IMDB_DIR)
 
-# The ListOps column of the Long Range Arena at its published size; for an accelerator.
-lra-listops: .venv/demo.stamp
-	$(BIN)/python -m experiments.compare --config=configs/compare_lra_listops.py --workdir=$(LRA_DIR)
+# A column of the Long Range Arena at its published size, lra-listops for instance; for an accelerator.
+lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx: lra-%: .venv/demo.stamp
+	$(BIN)/python -m experiments.compare --config=configs/compare_lra.py:$* --workdir=$(LRA_DIR)/lra_$*
 
 # Speed and memory beside PyTorch, Transformers and JAX's own attention, in an environment of their own.
 bench-peers: .venv-peers/stamp

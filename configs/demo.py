@@ -1,4 +1,4 @@
-"""ListOps up to 128 tokens on a tiny model: the experiment that `make demo` compares four variants on.
+"""ListOps up to 128 tokens on a tiny model: the smallest experiment that comes with xformer.
 
   python -m experiments.run --config=configs/demo.py:full --workdir=runs/demo_full
 

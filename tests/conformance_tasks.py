@@ -9,7 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from xformer.tasks import Documents, Imdb, LinuxDocs, ListOps, Retrieval, Sentiment, Tagging, Task, linux_docs
+from xformer.tasks import (
+    Documents,
+    Image,
+    Imdb,
+    LinuxDocs,
+    ListOps,
+    Needle,
+    Order,
+    Pathfinder,
+    Recall,
+    Retrieval,
+    Sentiment,
+    Tagging,
+    Task,
+    linux_docs,
+)
 
 WORDS = ("red", "blue", "green")
 SMALL = {"num_train": 30, "num_validation": 13, "num_test": 11}
@@ -43,6 +58,18 @@ def write_reviews(folder: Path, monkeypatch: Any) -> None:
             for source in ("imdb", "rotten_tomatoes")
         )
     monkeypatch.syspath_prepend(data.parent.parent)
+
+
+def write_images(folder: Path, num_train: int = 40, num_test: int = 12) -> str:
+    """Fashion-MNIST's four files, with few images: noise, brighter for higher labels."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", num_train), ("t10k", num_test)):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images = (random.integers(0, 56, (count, 28, 28)) + 22 * labels[:, None, None]).astype(np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
+    return str(folder)
 
 
 def imdb(folder: Path, monkeypatch: Any) -> Task:
@@ -92,4 +119,43 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "retrieval": lambda *_: Retrieval(max_len=24, **SMALL),
     "retrieval-own": pairs,
     "tagging": lambda *_: Tagging(**SMALL),
+    "needle": lambda *_: Needle(max_len=32, **SMALL),
+    "order": lambda *_: Order(max_len=32, **SMALL),
+    "recall": lambda *_: Recall(preset="recall_64_small", **SMALL),
+    "image": lambda folder, _: Image(source="fashion-mnist", path=write_images(folder)),
+    "pathfinder": lambda *_: Pathfinder("pathfinder_16", **SMALL),
+}
+
+Batch = Mapping[str, np.ndarray]
+
+
+def commonest(train: Batch, test: Batch) -> np.ndarray:
+    counts = np.bincount(train["targets"][train["targets"] >= 0])
+    return np.full_like(test["targets"], counts.argmax())
+
+
+def commonest_by_operator(train: Batch, test: Batch) -> np.ndarray:
+    """The commonest value of the expressions that begin as this one does; 0 of an operator that never did."""
+    by_operator = {
+        first: np.bincount(train["targets"][train["inputs"][:, 0] == first], minlength=10).argmax()
+        for first in np.unique(train["inputs"][:, 0])
+    }
+    return np.array([by_operator.get(first, 0) for first in test["inputs"][:, 0]])
+
+
+def first_candidate(train: Batch, test: Batch) -> np.ndarray:
+    """Of the symbols `A`, `B`, ... (ids 9, 10, ...) the first that stands in the text."""
+    return np.array([min(set(row) & set(range(9, 17))) - 9 for row in test["inputs"].tolist()])
+
+
+def first_value(train: Batch, test: Batch) -> np.ndarray:
+    """Everywhere the value of the first pair; of 64 symbols the values are the last 32."""
+    return np.broadcast_to(test["inputs"][:, 1:2] - 33, test["targets"].shape)
+
+
+# Tasks whose baseline knows more than the shares of the classes: what a naive one answers.
+GUESSERS: Mapping[str, Callable[[Batch, Batch], np.ndarray]] = {
+    "listops": commonest_by_operator,
+    "order": first_candidate,
+    "recall": first_value,
 }

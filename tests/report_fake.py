@@ -62,6 +62,21 @@ def make(workdir, *, variants=tuple(ATTENTION), seeds=(0, 1, 2), num_steps=1000,
     return workdir
 
 
+def keep_examples(workdir, variants, seeds=(0, 1, 2), reach=8, furthest=32, each=20):
+    """Keeps test examples of every distance from a CLS vector; a "window" is right up to `reach`, others always."""
+    distance = np.tile(np.arange(1, furthest + 1), each)
+    for variant in variants:
+        right = (distance <= reach) if variant == "window" else np.ones_like(distance, bool)
+        for seed in seeds:
+            folder = Path(workdir) / "runs" / f"{variant}-{seed}"
+            config = json.loads((folder / "config.json").read_text())
+            write_json(folder / "config.json", config | {"model": config["model"] | {"pooling": "cls"}})
+            np.savez(
+                folder / "test_examples.npz",
+                accuracy=np.stack([right, np.ones_like(right)]).astype(np.float32), distance=distance,
+            )  # fmt: skip
+
+
 def edit(workdir, variant, seed, **changes):
     """Changes keys of one run's result."""
     path = Path(workdir) / "runs" / f"{variant}-{seed}" / "result.json"

@@ -91,6 +91,7 @@ def counted(op, shape):
     return cost.count(run, at(shape.q_len, shape.num_heads), key, key, params)
 
 
+@pytest.mark.sampled(3)
 @rows(positions=True, causal=(False, True), implementations=(None, *BOTH))
 def test_closed_form_cost_equals_the_counter(row):
     shapes = SHAPES if getattr(row.op, "position", None) is None else SHAPES[:3]

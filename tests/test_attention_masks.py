@@ -57,6 +57,7 @@ def test_general_mask_broadcasts(row, shape):
     close(forward(row.op, {}, as_jax(call)), expected(row, {}, call))
 
 
+@pytest.mark.sampled(3)
 @rows(where=lambda case: case.pairs, implementations=BOTH)
 @pytest.mark.parametrize("shape", [(LENGTH, LENGTH), (BATCH, 1, 1, LENGTH)], ids=str)
 def test_bias_broadcasts_and_its_gradient_sums_back(row, shape):
@@ -67,6 +68,7 @@ def test_bias_broadcasts_and_its_gradient_sums_back(row, shape):
     conformance.check_gradients(row, {}, call, cotangent, gradients)
 
 
+@pytest.mark.sampled(3)
 @rows(positions=True, implementations=BOTH)
 def test_padded_places_cannot_move_the_result(row):
     """Real outputs are the same whatever stands in padding, and padded keys and values get exactly no gradient."""
@@ -106,6 +108,7 @@ def check_appended_padding(row):
     close(long[:, :40], np.asarray(short), 1e-6)
 
 
+@pytest.mark.sampled(3)
 @rows(positions=True, causal=(False, True), implementations=BOTH)
 def test_fully_padded_example_gives_zeros_and_no_gradient(row):
     call = inputs() | {"mask": padding([LENGTH, 0], LENGTH)}
@@ -119,6 +122,7 @@ def test_fully_padded_example_gives_zeros_and_no_gradient(row):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params_gradient))
 
 
+@pytest.mark.sampled(3)
 @rows(positions=True, causal=(True,), implementations=BOTH)
 def test_no_gradient_from_the_future(row):
     """The output at t has a gradient of exactly zero to keys and values after t, and to every other query."""
@@ -163,6 +167,7 @@ def test_mask_that_hides_every_key_of_one_query(row):
     assert not np.any(np.asarray(out)[:, 5]) and np.all(np.any(np.asarray(out), axis=(2, 3))[:, [4, 6]])
 
 
+@pytest.mark.sampled(3)
 @rows()
 @pytest.mark.parametrize("shape", [(), (BATCH, 1, 1, 1), (1, HEADS, 1, 1)], ids=str)
 def test_a_mask_that_broadcasts_over_keys_and_hides_nothing_changes_nothing(row, shape):

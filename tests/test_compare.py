@@ -5,12 +5,14 @@ import json
 import math
 import textwrap
 
+import numpy as np
 import pytest
 
+from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
 from xformer.bench import attention_costs
-from xformer.commands import cli, compare, pictures
+from xformer.commands import cli, compare, comparison_runs, pictures
 from xformer.report import style
 from xformer.report.costs import CostRow
 from xformer.train import Diverged, Interrupted
@@ -120,6 +122,8 @@ def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
 class FakeTrainer:
     """Writes a result without training, or raises."""
 
+    engine = None
+
     def __init__(self, folder, seed, error, task, data):
         self.folder, self.seed, self.error, self.task, self.data = folder, seed, error, task, data
 
@@ -136,7 +140,7 @@ def errors(monkeypatch):
     """Runs train nothing; a run whose (variant, seed) is in this dict raises the error that stands there."""
     found: dict[tuple[str, int], BaseException] = {}
 
-    def trainer(self, workdir, data_dir=None, progress=None):
+    def trainer(self, workdir, data_dir=None, progress=None, like=None):
         variant = self.name.removeprefix("tiny-")
         return FakeTrainer(workdir, self.seed, found.get((variant, self.seed)), self.task, self.task.open(data_dir))
 
@@ -181,6 +185,95 @@ def test_runs_that_stop_at_stop_at_step_do_not_keep_the_others_from_starting(run
     assert "1 of 2" in out
     errors.clear()
     assert run()[0] == cli.FINISHED, "stop_at_step may change"
+
+
+def test_variants_are_compared_on_several_tasks(run, errors, tmp_path):
+    work = tmp_path / "work"
+    tasks = ["--config.tasks.short.task.max_len=32", "--config.tasks.long.task.max_len=48"]
+    for task in ("short", "long"):
+        errors[f"{task}-full", 1] = Diverged("loss is nan at step 3", 3)
+    code, out, err = run(*tasks)
+    started = [line.split(": ")[1].split(", about")[0] for line in err.splitlines() if line.startswith("run ")]
+    assert started[:4] == [
+        "full on short, seed 0", "win-1_+ on short, seed 0", "full on long, seed 0", "win-1_+ on long, seed 0"
+    ]  # fmt: skip
+    assert code == cli.FAILED and err.splitlines()[-1].startswith("error: 2 of 8 runs failed: full on short, seed 1")
+    assert {path.name for path in (work / "long" / "runs").iterdir()} == {"full-0", "full-1", "win-1_+-0", "win-1_+-1"}
+    results = [json.loads(line) for line in (work / "results.jsonl").read_text().splitlines()]
+    assert [(row["task"], row["variant"], row["seed"]) for row in results[::4]] == [
+        ("short", "full", 0),
+        ("long", "full", 0),
+    ]
+    header, _, first, *_ = out.splitlines()
+    assert header.split() == ["variant", "short:", "test", "accuracy", "long:", "test", "accuracy", "mean", "training",
+                              "FLOPs", "step", "time"]  # fmt: skip
+    assert first.split()[:6] == ["full", "50.0", "%", "50.0", "%", "50.0"]
+    page = (work / "report.html").read_text()
+    assert page.count("Which pairs each variant considers") == 2 * 2  # lengths differ: a heading and an alt text each
+    assert "long: full, seed 1: failed: Diverged" in out and "![" in (work / "report.md").read_text()
+
+    errors.clear()
+    code, out, err = run(*tasks)
+    assert code == cli.FINISHED and "6 of 8 runs are finished already" in err
+    code, _, err = run(tasks[0], "--config.tasks.long.task.max_len=64")
+    assert code == cli.WRONG_ARGUMENTS and "tasks.long.task.max_len: 48 there, 64 now" in err
+
+
+def test_seeds_share_what_is_compiled_and_change_nothing_by_it(config, tmp_path):
+    """A run in a comparison is, bit for bit, the run alone: BigBird, whose random blocks no seed of a run decides."""
+    overrides = [
+        "train.num_steps=2",
+        "variants.win-1_+.attention.name=bigbird",
+        "variants.win-1_+.attention.block_size=4",
+    ]
+    overrides += ["variants.win-1_+.attention.num_random_blocks=1", "base.model.dropout_rate=0.1"]
+    for key in ("left", "right"):
+        config.write_text(config.read_text().replace(f', "{key}": 4', ""))
+    runs = [
+        planned
+        for planned in comparison_runs.plan({"": configs.load_comparison(str(config), overrides)}, tmp_path / "work")
+        if planned.variant != "full"
+    ]
+    fingerprints = comparison_runs.prepare(runs, str(tmp_path / "data"))
+    engines: dict = {}
+    for planned in runs:
+        comparison_runs.train_one(planned, str(tmp_path / "data"), fingerprints, engines)
+    assert len(engines) == 1 and len(engines.popitem()[1].train_step._by_shape) == 1
+    alone = dataclasses.replace(runs[1], folder=tmp_path / "alone")
+    comparison_runs.train_one(alone, str(tmp_path / "data"), fingerprints, {})
+    timed = ("seconds", "step_time_ms", "train_seconds", "input_wait_share")
+    both = [
+        {key: value for key, value in json.loads((folder / "result.json").read_text()).items() if key not in timed}
+        for folder in (runs[1].folder, alone.folder)
+    ]
+    assert both[0] == both[1] and both[0]["seed"] == 1
+    kept = [np.load(folder / "test_examples.npz") for folder in (runs[0].folder, runs[1].folder, alone.folder)]
+    assert (kept[1]["loss"] == kept[2]["loss"]).all() and (kept[0]["loss"] != kept[1]["loss"]).any()
+
+
+def test_runs_whose_steps_come_of_other_data_share_none(tmp_path):
+    """By `num_epochs` the data decides how long a run is, and with it the schedule inside the compiled step."""
+
+    def trainer(num_train, like=None):
+        built = experiments.build(
+            {
+                "name": f"needle-{num_train}",
+                "seed": 0,
+                "attention": {"name": "full"},
+                "model": {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8},
+                "task": {"name": "needle", "max_len": 16, "num_train": num_train, "num_validation": 4, "num_test": 4},
+                "optimizer": {"name": "adamw", "learning_rate": 0.01, "schedule": "cosine"},
+                "train": {"num_steps": 20, "num_epochs": 1.0, "batch_size": 4, "mesh": {"data": 1}},
+            }
+        )
+        return built.steps_key, built.trainer(tmp_path / built.name, tmp_path / "data", like=like)
+
+    key, first = trainer(40)
+    assert first.train.num_steps == 10 and float(first.schedule(10)) < 1e-6 < float(first.schedule(9))
+    for num_train, num_steps in ((32, 8), (40, 10), (800, 20)):
+        other_key, other = trainer(num_train, first.engine)
+        assert key == other_key and other.train.num_steps == num_steps
+        assert (other.engine.steps is first.engine.steps) == (num_steps == 10)
 
 
 def test_every_variant_is_checked_before_anything_runs(run, errors, tmp_path):
@@ -306,6 +399,14 @@ def test_what_has_a_longest_input_is_built_for_the_length():
 
 
 # Patterns.
+
+
+def test_how_far_attention_reaches_from_the_first_position():
+    assert pictures.reach(Window(left=2, right=3), 40, 2, 2) == 6
+    assert pictures.reach(Window(left=2, right=3), 40, 20, 2) == 39
+    assert pictures.reach(BigBird(block_size=4), 40, 1, 2) == 39
+    assert pictures.reach(Linformer(rank=8, max_len=40), 40, 2, 2) is None
+    assert pictures.reach(Full(causal=True), 40, 3, 2) == 0
 
 
 def test_the_parts_of_a_pattern_make_it_up():

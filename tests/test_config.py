@@ -8,13 +8,17 @@ import pytest
 from ml_collections import ConfigDict, config_dict
 
 from xformer import config as configs
-from xformer import experiment
+from xformer import experiment, shipped
 from xformer.config import ConfigError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 VARIANTS = ("full", "window", "linformer", "bigbird", "shaw", "music", "t5", "alibi", "rotary")
-EXPERIMENTS = ("listops", "lra_listops", "imdb", "documents", "demo", "retrieval", "tagging", "sentiment", "linux_docs")
-COMPARISONS = ("compare_demo", "compare_documents", "compare_imdb", "compare_listops", "compare_lra_listops")
+ARENA = tuple(f"lra/{task}" for task in ("listops", "text", "retrieval", "image", "pathfinder", "pathx"))
+PROBES = ("needle", "order", "recall")
+TEXTS = ("imdb", "sentiment", "linux_docs", "documents")
+EXPERIMENTS = ("listops", "demo", "retrieval", "tagging", *TEXTS, *PROBES, *ARENA)
+DEMO_VARIANTS = ["full", "window", "bigbird", "linformer-4", "linformer-16", "shaw"]
+COMPARISONS = ("compare_demo", "compare_documents", "compare_imdb", "compare_listops", "compare_lra")
 
 
 def load(spec, *overrides):
@@ -29,18 +33,19 @@ def refusal(spec, *overrides):
 
 
 def test_all_shipped_configs_are_known_here():
-    assert {path.stem for path in CONFIGS.glob("*.py")} == {*EXPERIMENTS, *COMPARISONS, "__init__"}
+    assert set(shipped.names()) == {*EXPERIMENTS, *COMPARISONS}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", [*VARIANTS, "bigbird+shaw", "window+rotary", "window+alibi"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_variant_of_every_config_loads(name, variant):
     config = load(f"{name}.py:{variant}", "train.num_steps=10")
-    assert config.name == f"{name}_{variant}" and config.train.num_steps == 10
+    assert config.name == f"{name}_{variant}".replace("/", "_") and config.train.num_steps == 10
 
 
 def test_long_range_arena_size():
-    config = load("lra_listops.py:bigbird")
+    config = load("lra/listops.py:bigbird")
     model = {key: config.model[key] for key in ("num_layers", "width", "num_heads", "mlp_dim")}
     assert model == {"num_layers": 4, "width": 512, "num_heads": 8, "mlp_dim": 1024}
     assert (config.train.batch_size, config.train.num_steps, config.task.preset) == (32, 5000, "listops_2k")
@@ -48,21 +53,44 @@ def test_long_range_arena_size():
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparisons_change_attention_and_seed_only(name):
-    comparison = configs.load_comparison(f"{CONFIGS}/{name}.py", ["train.num_steps=10"])
-    runs = configs.comparison_runs(comparison)
-    assert [(variant, seed) for variant, seed, _ in runs] == [
-        (v, s) for v in comparison.variants for s in comparison.seeds
-    ]
-    assert {"full", "linformer", "bigbird", "shaw"} <= set(comparison.variants)
-    for _, seed, run in runs:
-        assert run.seed == seed and run.train.num_steps == 10
-        changed = {key for key in run if run[key] != comparison.base[key]}
-        assert changed <= {"name", "attention", "seed"}
+    for comparison in configs.comparison_parts(
+        configs.load_comparison(f"{CONFIGS}/{name}.py", ["train.num_steps=10"])
+    ).values():
+        runs = configs.comparison_runs(comparison)
+        assert [(variant, seed) for variant, seed, _ in runs] == [
+            (v, s) for v in comparison.variants for s in comparison.seeds
+        ]
+        assert {"full", "linformer", "bigbird", "shaw"} <= {
+            variant.partition("-")[0] for variant in comparison.variants
+        }
+        for _, seed, run in runs:
+            assert run.seed == seed and run.train.num_steps == 10
+            changed = {key for key in run if run[key] != comparison.base[key]}
+            assert changed <= {"name", "attention", "seed"}
+
+
+def test_a_task_changes_the_base_and_what_its_variants_are():
+    given = configs.read(f"{CONFIGS}/compare_demo.py")
+    given["tasks"]["long"] = {
+        "task": {"name": "needle", "max_len": 64},
+        "train": {"batch_size": 8},
+        "variants": {"linformer-4": {"attention": {"name": "linformer", "rank": 8}}},
+    }
+    comparison = configs.check_comparison(given)
+    parts = configs.comparison_parts(comparison)
+    assert list(parts) == ["needle", "order", "long"] and parts["long"].name == "demo-long"
+    runs = {variant: run for variant, _, run in configs.comparison_runs(parts["long"])}
+    assert {run.task.max_len for run in runs.values()} == {64}
+    assert {(run.train.batch_size, run.train.num_steps) for run in runs.values()} == {(8, 150)}
+    assert (runs["linformer-4"].attention.rank, runs["linformer-16"].attention.rank) == (8, 16)
+    assert runs["linformer-4"].attention.max_len == 65  # chosen for the task's own length
+    written = json.dumps(experiment.as_json(comparison))
+    assert json.dumps(experiment.as_json(configs.check_comparison(json.loads(written)))) == written
 
 
 def test_comparison_keeps_the_order_of_its_variants_and_comes_back_from_json():
     comparison = configs.load_comparison(f"{CONFIGS}/compare_demo.py")
-    assert list(comparison.variants) == ["full", "linformer", "bigbird", "shaw"]
+    assert list(comparison.variants) == DEMO_VARIANTS
     written = json.dumps(experiment.as_json(comparison))
     again = configs.check_comparison(json.loads(written))
     assert json.dumps(experiment.as_json(again)) == written
@@ -72,7 +100,7 @@ def test_comparison_keeps_the_order_of_its_variants_and_comes_back_from_json():
     ("override", "message"),
     [
         ("variants.full.attention.name=fll", "variants.full.attention.name: got 'fll', takes one of 'full'"),
-        ("variants.linformer.attention.max_len=100", "variants.linformer.attention.max_len: "),
+        ("variants.linformer-4.attention.max_len=10", "variants.linformer-4.attention.max_len: "),
         ("variants.full=3", "variants.full: got 3, takes a section of keys"),
         ("variants={}", "variants: got {}, takes at least one"),
         ("variants.a/b.seed=1", "variants: got the name 'a/b', takes at most 100 letters"),
@@ -88,6 +116,10 @@ def test_comparison_keeps_the_order_of_its_variants_and_comes_back_from_json():
         ("attention.name=window", "base.attention.name: got window, but every variant replaces attention"),
         ("base=None", "base: got None, takes a section of keys"),
         ("report.cost_lengths=()", "report.cost_lengths: got (), takes integers from 1"),
+        ("tasks.needle.variants.fll={}", "tasks.needle.variants: got 'fll', takes full, window"),
+        ("tasks.runs={}", "tasks: got the name 'runs', takes at most 100 letters"),
+        ("tasks.order.seed=3", "tasks.order.seed: got 3, but a task changes only attention, model"),
+        ("tasks.order.task.name=ordr", "tasks.order.task.name: got 'ordr', takes one of"),
         ("report.measure_up_to=-1", "report.measure_up_to: got -1, takes 0 or more"),
     ],
 )

@@ -151,10 +151,10 @@ def test_a_config_is_checked_once(checks):
 
 def test_a_comparison_checks_its_base_and_each_variant_once(checks):
     comparison = configs.load_comparison(f"{CONFIGS}/compare_demo.py", ["seeds=(0,1,2)"])
-    runs = configs.comparison_runs(comparison)
+    runs = [run for part in configs.comparison_parts(comparison).values() for run in configs.comparison_runs(part)]
     for _, seed, config in runs:
         assert experiment.build(config).seed == seed
-    assert len(runs) == 12 and len(checks) == 4  # the base is the variant "full"
+    assert len(runs) == 36 and len(checks) == 12  # the base is the variant "full" on the first task
 
 
 def test_a_class_of_the_same_name_is_another_experiment(checks, monkeypatch):

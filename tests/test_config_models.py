@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 import xformer
+from xformer import arguments, experiment
 from xformer import config as configs
-from xformer import experiment, schema
+from xformer.arguments import Parameter
 from xformer.attention import BigBird, Full, Layers, Linformer, Rotary, Shape, Window
 from xformer.bench import attention_costs
 from xformer.commands import cli, inspect, pictures
@@ -143,9 +144,9 @@ def test_arguments_that_a_class_hands_on_are_its_own():
     class Model(Middle):
         def __init__(self, size: int, *, head: str = "a", **options: int): ...
 
-    own = {"size": schema.Parameter(int), "head": schema.Parameter(str, "a"), "depth": schema.Parameter(int, 2)}
-    assert schema.parameters(Model) == own and schema.positional(Model) == ["size"]
-    assert list(schema.parameters(EncoderClassifier))[:5] == [
+    own = {"size": Parameter(int), "head": Parameter(str, "a"), "depth": Parameter(int, 2)}
+    assert arguments.parameters(Model) == own and arguments.positional(Model) == ["size"]
+    assert list(arguments.parameters(EncoderClassifier))[:5] == [
         "vocab_size", "num_classes", "max_len", "pooling", "attention",
     ]  # fmt: skip
 

@@ -52,10 +52,14 @@ def test_help_and_version_import_nothing_slow():
 
 def test_names_are_those_of_the_folder():
     assert {"demo", "listops", "documents", "compare_demo"} <= set(shipped.names())
-    assert set(shipped.names()) == {path.stem for path in (ROOT / "configs").glob("[!_]*.py")}
+    assert set(shipped.names()) == {
+        str(path.relative_to(ROOT / "configs"))[:-3] for path in (ROOT / "configs").rglob("[!_]*.py")
+    }
 
 
-@pytest.mark.parametrize("spec", ["listops", "listops:bigbird", "listops:bigbird+shaw", "listops:a:b"])
+@pytest.mark.parametrize(
+    "spec", ["listops", "listops:bigbird", "listops:bigbird+shaw", "listops:a:b", "lra/image:full"]
+)
 def test_a_name_is_a_path(spec):
     name, colon, argument = spec.partition(":")
     assert shipped.locate(spec) == f"{ROOT / 'configs' / name}.py{colon}{argument}"

@@ -19,7 +19,13 @@ BLOCK = re.compile(r'^```(\w*)(?: title="(\S+)")?\n(.*?)^```$', re.S | re.M)
 PAGES = [
     path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if BLOCK.search(path.read_text())
 ]
-SLOW = ("compare.md", "many_devices.md", "own_documents.md")  # several runs each: left to `make test-full`
+SLOW = (
+    "compare.md",
+    "launch.md",
+    "reuse.md",
+    "many_devices.md",
+    "own_documents.md",
+)  # several runs each: left to `make test-full`
 LISTOPS = {"task.preset": "listops_128", "task.num_train": 64, "task.num_validation": 16, "task.num_test": 16}
 TINY = {
     "train.num_steps": 2,
@@ -37,7 +43,7 @@ TINY = {
 TINY_BENCH = ["--lengths=16", "--heads=1", "--head_dim=4", "--block_size=8", "--rank=4", "--rounds=1", "--peers=none"]
 TINY_REPORT = ["seeds=(0,)", "report.cost_lengths=(32,)", "report.measure_up_to=0"]
 # Many hosts, data that takes minutes to prepare, and comparisons of whole size: their configs are checked.
-CHECKED_ONLY = re.compile(r"srun|--coordinator|imdb|--config=(configs/)?compare_")
+CHECKED_ONLY = re.compile(r"srun|--coordinator|imdb|--config=(configs/)?compare_|=lra/")
 
 
 def tiny(spec):
@@ -60,7 +66,7 @@ def run_command(words):
             assert set(extras.split(",")) <= set(stated), line
         return
     if words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), line
+        assert re.search(rf"^{words[1]}( lra-\w+)*:", (ROOT / "Makefile").read_text(), re.M), line
         return
     if words[:1] == ["srun"]:
         words = words[1:]

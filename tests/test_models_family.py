@@ -239,7 +239,7 @@ def test_pairs_have_the_losses_of_one_device_on_a_mesh(tmp_path):
     found = {}
     for name, mesh in (("one", {"data": 1}), ("many", {"fsdp": 4, "tensor": 2})):
         trainer = pair_trainer(tmp_path / name, mesh=mesh)
-        engine = trainer._engine()
+        engine = trainer.engine
         state, report = engine.step(engine.init(), next(engine.train_batches(trainer.data, 0)))
         found[name] = [float(report["sums"]["loss"][0]), float(report["health"]["grad_norm"])]
     np.testing.assert_allclose(found["many"], found["one"], rtol=2e-5)

@@ -33,6 +33,7 @@ def gradient(model, *args):
     return value, jax.tree.leaves(nnx.state(model.unrolled()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "way", "kwargs"),
     [

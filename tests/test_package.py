@@ -115,7 +115,7 @@ def test_a_users_own_folders_are_found_and_so_are_the_shipped_configs(project):
     assert mine == "configs experiments tests examples"
     assert Path(file).is_relative_to(project.site)
     assert Path(documents).is_relative_to(project.site) and Path(documents).is_file()
-    assert variants == "['bigbird', 'full', 'linformer', 'shaw']"
+    assert variants == "['bigbird', 'full', 'linformer-16', 'linformer-4', 'shaw', 'window']"
 
 
 def test_the_console_command_works_there(project):

@@ -247,7 +247,8 @@ SHORT = ("--config.task.max_len=32",)
     ("spec", "smaller"),
     [
         ("listops.py:bigbird", FEW),
-        ("lra_listops.py:linformer", FEW),
+        ("lra/listops.py:linformer", FEW),
+        ("lra/pathx.py:bigbird", (*FEW, "--config.task.preset=pathfinder_16", "--config.model.head_dim=None")),
         ("documents.py:window", SHORT),
         ("imdb.py:rotary", (*SHORT, "--config.task.vocab=bytes", "--config.task.vocab_size=None")),
     ],

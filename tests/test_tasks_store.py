@@ -135,9 +135,10 @@ def test_default_directory(monkeypatch, tmp_path):
     [
         (
             {"name": "listop"},
-            r"task.name must be one of listops, imdb, documents, retrieval, tagging, got 'listop'",
+            r"task.name: got 'listop', allowed are listops, imdb, documents, retrieval, tagging, or "
+            r"'package.module:Class'; did you mean listops\?",
         ),
-        ({}, "task.name must be one of"),
+        ({}, "task.name: got None, allowed are listops"),
         ({"name": "listops", "presets": 1}, r"task.presets is no option of listops.*did you mean preset\?"),
     ],
 )

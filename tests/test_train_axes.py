@@ -27,7 +27,7 @@ def losses(workdir, mesh, **kwargs):
     """The parameters after two steps; the losses and gradient norms of the steps, and the loss of an evaluation."""
     make = lambda rngs: make_model(rngs, dropout_rate=0.2, attention_dropout_rate=0.2, **kwargs)
     trainer = dataclasses.replace(make_trainer(workdir, mesh=mesh), model_fn=make)
-    engine = trainer._engine()
+    engine = trainer.engine
     state, batches, found = engine.init(), engine.train_batches(trainer.data, 0), []
     for _ in range(2):
         state, report = engine.step(state, next(batches))
@@ -41,6 +41,7 @@ def one_device(tmp_path_factory, compile_cache):  # noqa: F811
     return losses(tmp_path_factory.mktemp("one"), {"data": 1})[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("axes", [("data",), *itertools.combinations(AXES, 2)], ids="-".join)
 def test_the_losses_of_one_device(tmp_path, one_device, axes):
     mesh = {"data": 8} if axes == ("data",) else {axes[0]: 4, axes[1]: 2}

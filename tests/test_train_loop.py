@@ -143,7 +143,7 @@ def test_every_example_is_evaluated_once(finished, batch, devices):
 
 def test_an_empty_split_is_an_error(finished):
     data = FakeData(sizes=SIZES | {"test": 0})
-    engine = finished[0]._engine()
+    engine = finished[0].engine
     state = engine.init()
     with pytest.raises(ValueError, match="the split 'test' has no examples"):
         engine.evaluate((state.params, state.rest), data, "test")
@@ -215,7 +215,7 @@ def test_accumulation_equals_one_batch(tmp_path):
 def test_bfloat16_compute_keeps_float32_parameters(tmp_path):
     trainer = make_trainer(tmp_path, dtype=jax.numpy.bfloat16, num_steps=2)
     result = trainer.fit()
-    params = jax.tree.leaves(trainer._engine().abstract.params)
+    params = jax.tree.leaves(trainer.engine.abstract.params)
     assert math.isfinite(result["test"]["loss"]) and {leaf.dtype.name for leaf in params} == {"float32"}
 
 
@@ -235,7 +235,7 @@ def test_stop_at_step_is_an_interruption(tmp_path):
 
 
 def test_another_batch_shape_is_reported(tmp_path, caplog):
-    engine = make_trainer(tmp_path)._engine()
+    engine = make_trainer(tmp_path).engine
     batch = next(engine.train_batches(FakeData(), seed=0))
     state, _ = engine.step(engine.init(), batch)
     state, _ = engine.step(state, batch)
@@ -277,3 +277,17 @@ def test_progress_is_one_line_on_a_terminal_and_lines_in_a_log():
     assert log.getvalue().splitlines()[-1] == expected and len(log.getvalue().splitlines()) == 2
     assert terminal.getvalue().count("\n") == 1 and 2 <= terminal.getvalue().count("\r") <= 4
     assert terminal.getvalue().strip().endswith(expected)
+
+
+def test_an_engine_takes_the_steps_of_one_like_it_and_of_no_other(tmp_path, finished):
+    first = finished[0].engine
+    like = dataclasses.replace(make_trainer(tmp_path / "a", seed=4), like=first)
+    assert like.engine.steps is first.steps
+    result, alone = like.fit(), make_trainer(tmp_path / "b", seed=4).fit()
+    assert (result["test"], result["eval"], result["flops_per_step"]) == (
+        alone["test"], alone["eval"], alone["flops_per_step"]
+    )  # fmt: skip
+    other = dataclasses.replace(make_trainer(tmp_path / "c", dropout_rate=0.1), like=first)
+    assert other.engine.steps is not first.steps
+    shorter = dataclasses.replace(make_trainer(tmp_path / "d", num_steps=9), like=first)
+    assert shorter.engine.steps is not first.steps, "schedules end at num_steps"

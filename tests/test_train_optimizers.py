@@ -99,7 +99,7 @@ def test_clipping_is_by_global_norm_and_first():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"name": "adagrad"}, "name must be one of adamw, adam, sgd, lion, got 'adagrad'"),
+        ({"name": "adagrad"}, "name: got 'adagrad', allowed are adamw, adam, sgd, lion"),
         ({"schedule": "linear"}, "schedule must be one of constant, cosine, rsqrt, got 'linear'"),
         ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
         ({"warmup_steps": -1}, "warmup_steps must be at least 0"),

@@ -28,6 +28,7 @@ def one_device(tmp_path_factory, compile_cache):  # noqa: F811
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("parallel", "mesh", "accumulate", "dropout_rate"),
     [
@@ -48,7 +49,7 @@ def test_same_losses_on_every_layout(tmp_path, one_device, parallel, mesh, accum
 
 def test_pmap_drops_out_differently_on_each_device(tmp_path):
     trainer = make_trainer(tmp_path, parallel="pmap", mesh={"data": 2}, dropout_rate=0.5, batch_size=2)
-    engine = trainer._engine()
+    engine = trainer.engine
     batch = {name: np.repeat(x[:1], 2, axis=0) for name, x in next(engine.train_batches(trainer.data, 0)).items()}
     _, both = engine.step(engine.init(), batch)
     batch["weights"] = np.array([1, 0], np.float32)
@@ -69,7 +70,7 @@ def test_a_checkpoint_goes_on_elsewhere(tmp_path, one_device):
 
 
 def test_parameters_and_moments_are_sharded_by_the_rules(tmp_path):
-    state = make_trainer(tmp_path, mesh={"fsdp": 2, "tensor": 4})._engine().init()
+    state = make_trainer(tmp_path, mesh={"fsdp": 2, "tensor": 4}).engine.init()
     assert state.params["layers"][0]["kernel"].sharding.spec == P(None, "fsdp")
     moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == (8, 8)]
     assert len(moments) == 4 and all(leaf.sharding.spec == P(None, "fsdp") for leaf in moments)

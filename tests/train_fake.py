@@ -176,6 +176,8 @@ def make_trainer(
     data: FakeData | None = None,
     task: FakeTask | None = None,
     dtype: Any = jnp.float32,
+    callbacks: Any = (),
+    model_fn: Any = None,
     **settings: Any,
 ) -> Trainer:
     """A trainer of ten steps of eight examples on one device unless `settings` say otherwise."""
@@ -191,7 +193,7 @@ def make_trainer(
         num_steps=train.num_steps,
     )
     return Trainer(
-        model_fn=lambda rngs: TinyModel(rngs, dropout_rate, dtype),
+        model_fn=model_fn or (lambda rngs: TinyModel(rngs, dropout_rate, dtype)),
         data=data or FakeData(),
         task=task or FakeTask(),
         optimizer=optimizer,
@@ -201,6 +203,7 @@ def make_trainer(
         seed=seed,
         name="fake",
         attention="none",
+        callbacks=callbacks,
         config={
             "seed": seed,
             "optimizer": {"schedule": schedule},

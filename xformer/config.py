@@ -22,6 +22,7 @@ __all__ = [
     "build",
     "check",
     "check_comparison",
+    "comparison_parts",
     "comparison_runs",
     "load_comparison",
     "load_config",
@@ -180,13 +181,14 @@ COMPARISON = {
     "name": schema.Parameter(str),
     "base": schema.Parameter(Any),
     "variants": schema.Parameter(dict[str, Any]),
+    "tasks": schema.Parameter(dict[str, Any], {}),
     "seeds": schema.Parameter(tuple[int, ...], (0,)),
     "report": schema.Parameter(Any, {}),
 }
 
 
 def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """The checked comparison config of a file: `name`, `base`, `variants`, `seeds` and `report`, defaults filled in.
+    """The checked comparison config of a file: `name`, `base`, `variants`, `tasks`, `seeds` and `report`, complete.
 
     Overrides of an experiment's sections are overrides of `base`: `train.num_steps=10` is `base.train.num_steps=10`.
     """
@@ -206,17 +208,22 @@ def _check_is_read(config: Mapping[str, Any], item: str) -> None:
         return
     if parts[1] in ("name", "seed"):
         raise ConfigError(f"{key}: got {value}, but a comparison names and seeds its runs; it takes name and seeds")
-    variants = config.get("variants")
-    changes = list(variants.values()) if isinstance(variants, Mapping) else []
-    replaced = [isinstance(part, Mapping) and "name" in (part.get(parts[1]) or {}) for part in changes]
-    if changes and all(replaced):
-        raise ConfigError(
-            f"{key}: got {value}, but every variant replaces {parts[1]}; override variants.NAME.{parts[1]} instead"
-        )
+    for kind in ("variant", "task"):
+        named = config.get(f"{kind}s")
+        changes = list(named.values()) if isinstance(named, Mapping) else []
+        replaced = [isinstance(part, Mapping) and "name" in (part.get(parts[1]) or {}) for part in changes]
+        if changes and all(replaced):
+            raise ConfigError(
+                f"{key}: got {value}, but every {kind} replaces {parts[1]}; override {kind}s.NAME.{parts[1]} instead"
+            )
 
 
 def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
-    """Checks a comparison and each run of it. A variant changes keys of `base`; a section with a `name` is replaced."""
+    """Checks a comparison and each run of it. A variant changes keys of `base`; a section with a `name` is replaced.
+
+    So does a task where there are `tasks`, for all variants, before them; under `variants` it says what a variant
+    changes on this task alone.
+    """
     given = _plain(config)
     checked = schema.check_keys("", given, COMPARISON, "a comparison")
     report = schema.as_mapping("report", checked["report"])
@@ -229,30 +236,74 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
         if not checked[key]:
             raise ConfigError(f"{key}: got {checked[key]!r}, takes at least one")
     schema.check_name("name", checked["name"])
-    for name in checked["variants"]:
-        if not re.fullmatch(r"[\w+-]+", name) or len(name) > schema.MAX_NAME:  # names become folders
-            most = f"at most {schema.MAX_NAME} letters, digits and _ + -"
-            raise ConfigError(f"variants: got the name {schema.show(name)}, takes {most}")
+    for key in ("variants", "tasks"):
+        for name in checked[key]:  # names become folders
+            if not re.fullmatch(r"[\w+-]+", name) or len(name) > schema.MAX_NAME or (key, name) == ("tasks", "runs"):
+                most = f"at most {schema.MAX_NAME} letters, digits and _ + -"
+                raise ConfigError(f"{key}: got the name {schema.show(name)}, takes {most}")
     seeds = checked["seeds"]
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
         raise ConfigError(f"seeds: got {seeds}, takes different integers from 0 to 2**32 - 1")
-    base = schema.as_mapping("base", checked["base"])
+    name, base = checked["name"], schema.as_mapping("base", checked["base"])
+    variants = {
+        variant: _check_changes(f"variants.{variant}", changes, sections.SECTIONS, "a variant")
+        for variant, changes in checked["variants"].items()
+    }
+    checked["base"], checked["variants"] = _check_runs(name, base, variants, seeds[0])
+    for task, given_changes in checked["tasks"].items():
+        path = f"tasks.{task}"
+        changes = _check_changes(path, given_changes, (*sections.SECTIONS, "variants"), "a task")
+        own = schema.as_mapping(f"{path}.variants", changes.pop("variants", {}))
+        for variant in own.keys() - variants.keys():
+            raise ConfigError(f"{path}.variants: got {variant!r}, takes {', '.join(variants)}")
+        try:
+            both = {variant: _merge(variants[variant], own.get(variant, {})) for variant in variants}
+            there, found = _check_runs(f"{name}-{task}", _merge(base, changes), both, seeds[0])
+        except ConfigError as error:
+            raise ConfigError(f"{path}.{str(error).removeprefix('base.')}") from None
+        differs = {key: there[key] for key in sections.SECTIONS if there[key] != checked["base"][key]}
+        checked["tasks"][task] = differs | {"variants": found}
+    if not checked["tasks"]:
+        del checked["tasks"]  # so that comparisons without are what they always were
+    return experiment.as_config(_plain(checked))
+
+
+def _check_changes(path: str, changes: Any, takes: Sequence[str], what: str) -> dict[str, Any]:
+    changes = dict(schema.as_mapping(path, changes))
+    for key in changes.keys() - takes:
+        raise ConfigError(f"{path}.{key}: got {schema.show(changes[key])}, but {what} changes only {', '.join(takes)}")
+    return changes
+
+
+def _check_runs(
+    name: str, base: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]], seed: int
+) -> tuple[ConfigDict, dict[str, Any]]:
+    """The complete base, and for each variant the complete sections in which it differs from that."""
     try:
-        checked["base"] = check(base)
+        checked = check(base)
     except ConfigError as error:
         raise ConfigError(f"base.{str(error).removeprefix('base.')}") from None
-    for variant, changes in checked["variants"].items():
-        changes = schema.as_mapping(f"variants.{variant}", changes)
-        for key in changes.keys() - sections.SECTIONS:
-            given_value, names = schema.show(changes[key]), ", ".join(sections.SECTIONS)
-            raise ConfigError(f"variants.{variant}.{key}: got {given_value}, but a variant changes only {names}")
+    found: dict[str, Any] = {}
+    for variant, changes in variants.items():
         try:  # from what the base was given: what it leaves unset may be chosen differently for a variant
-            run = check(_run_config(checked["name"], base, variant, changes) | {"seed": seeds[0]})
+            run = check(_run_config(name, base, variant, changes) | {"seed": seed})
         except ConfigError as error:
             raise ConfigError(f"variants.{variant}.{error}") from None
-        differs = [key for key in sections.SECTIONS if key in changes or run[key] != checked["base"][key]]
-        checked["variants"][variant] = {key: run[key] for key in differs}
-    return experiment.as_config(_plain(checked))
+        found[variant] = {key: run[key] for key in sections.SECTIONS if key in changes or run[key] != checked[key]}
+    return checked, found
+
+
+def comparison_parts(config: ConfigDict) -> dict[str, ConfigDict]:
+    """The comparisons that a checked one is made of: one for each of its tasks, or under "" itself."""
+    if "tasks" not in config:
+        return {"": config}
+    given = _plain(config)
+    parts = {}
+    for task, changes in given.pop("tasks").items():
+        base = _merge(given["base"], {key: value for key, value in changes.items() if key != "variants"})
+        part = {"name": f"{config.name}-{task}", "base": base, "variants": changes["variants"]}
+        parts[task] = experiment.as_config(given | part)
+    return parts
 
 
 def comparison_runs(config: ConfigDict) -> list[tuple[str, int, ConfigDict]]:

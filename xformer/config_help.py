@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from xformer import schema
+from xformer import lookup, schema
 from xformer.attention import ATTENTIONS, POSITIONS
 from xformer.models import MODELS
 from xformer.schema import REQUIRED, Parameter
-from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, ops
+from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, ops, takes_of
 from xformer.tasks import TASKS
 
 BY_LENGTH = "chosen for the length of the inputs"
@@ -40,8 +40,8 @@ def experiment_help(config: Mapping[str, Any]) -> str:
         _named("task", task, TASKS),
         *_rows("task", task, TASKS[task["name"]]),
     ]
-    for section, (constructor, elsewhere) in CONSTRUCTORS.items():
-        rows += _rows(section, config[section], constructor, elsewhere)
+    for section in CONSTRUCTORS:
+        rows += [(f"{section}.{row[0]}", *row[1:]) for row in _own_rows(section, config[section])]
     return _table(rows)
 
 
@@ -76,6 +76,10 @@ def _rows(
         yield f"{path}.{name}", value, BY_LENGTH if key in varies else default, takes
 
 
+def _own_rows(section: str, values: Mapping[str, Any]) -> Iterator[Row]:
+    return (_row(key, values, parameter) for key, parameter in takes_of(section, values).items())
+
+
 def _chosen_by_length(cls: Any) -> set[str]:
     """The arguments that `for_length` chooses differently at two lengths."""
     short, long = cls.for_length(2**6), cls.for_length(2**12)
@@ -85,12 +89,13 @@ def _chosen_by_length(cls: Any) -> set[str]:
 
 def _row(key: str, values: Mapping[str, Any], parameter: Parameter) -> Row:
     default = "required" if parameter.default is REQUIRED else schema.show(parameter.default)
-    return key, schema.show(values[key]), default, schema.describe(parameter.annotation)
+    return key, schema.show(values.get(key, parameter.default)), default, schema.describe(parameter.annotation)
 
 
 def _named(path: str, section: Mapping[str, Any], table: Mapping[str, Any]) -> Row:
     default = "'none'" if "none" in table else "required"
-    return f"{path}.name", schema.show(section["name"]), default, f"one of {', '.join(map(repr, table))}"
+    takes = f"one of {', '.join(map(repr, table))}, or {lookup.FORM!r}"
+    return f"{path}.name", schema.show(section["name"]), default, takes
 
 
 def _table(rows: list[Row]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,12 +16,13 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from xformer import attention, schema, sections, tasks
+from xformer import attention, parts, schema, sections, tasks
 from xformer.models import MODELS
 from xformer.schema import ConfigError
-from xformer.train import TrainConfig, Trainer, optimizers
+from xformer.train import Engine, TrainConfig, Trainer, optimizers
 from xformer.train.parallel import make_layout
 from xformer.train.settings import check_batch_size, selection
+from xformer.train.sums import reduce
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MAX_TOKENS = 2**31  # of a batch: more can't be numbered by the int32 indices that JAX uses
@@ -39,6 +40,7 @@ class Experiment:
 
     Attributes:
       config: the complete checked config; building from it again gives an equal experiment.
+      judged: the task as a run sees it: itself, or with the metrics that the `train` section adds.
       model: the class of the model.
       model_args: its arguments that neither the data nor `attention` decide.
     """
@@ -47,6 +49,7 @@ class Experiment:
     seed: int
     attention: attention.Attention
     task: Any
+    judged: Any
     optimizer: optax.GradientTransformation
     schedule: Callable[[int], Any]
     train: TrainConfig
@@ -70,10 +73,26 @@ class Experiment:
         chosen = {name: value for name, value in given.items() if name in takes}
         return lambda rngs: self.model(**chosen, **self.model_args, rngs=rngs)
 
+    @property
+    def steps_key(self) -> Hashable:
+        """What the compiled steps are made of, the data aside: experiments with equal keys share them by `like`.
+
+        Not where `train.num_epochs` gives them other numbers of steps: `Engine` sees to that.
+        """
+        sections_text = json.dumps({key: as_json(self.config[key]) for key in ("model", "optimizer", "train")})
+        return self.model, sections_text, self.attention, self.task.steps_key
+
     def trainer(
-        self, workdir: str | Path, data_dir: str | Path | None = None, progress: Callable[[str], None] | None = None
+        self,
+        workdir: str | Path,
+        data_dir: str | Path | None = None,
+        progress: Callable[[str], None] | None = None,
+        like: Engine | None = None,
     ) -> Trainer:
         """The trainer of this experiment in `workdir`, its data prepared and opened.
+
+        Args:
+          like: the engine of a run of an experiment with the same `steps_key`: nothing is compiled again.
 
         Raises:
           DataMissing: the data is not there and can't be made; the message says how to get it.
@@ -88,7 +107,7 @@ class Experiment:
         return Trainer(
             model_fn=self.model_fn(**self.task.sizes(data.preprocess)),
             data=data,
-            task=self.task,
+            task=self.judged,
             **_optimizer(self.config, train.num_steps),
             train=train,
             workdir=Path(workdir),
@@ -96,7 +115,9 @@ class Experiment:
             name=self.name,
             attention=self.config.attention.name,
             config=as_json(self.config),
+            callbacks=parts.make_callbacks(self.config.to_dict()["train"]),
             complete=complete,
+            like=like,
         )
 
 
@@ -141,21 +162,24 @@ def build(config: Mapping | ConfigDict) -> Experiment:
     del model_args["name"]
     num_positions = _num_positions(model, task.length, model_args)
     op, checked["attention"] = sections.build_attention(checked, num_positions)
+    judged, checked["train"]["select_metric"] = parts.judged(task, checked["train"])
     # The metric and its own direction, so that the config of a run says them.
-    select = lambda: selection(TrainConfig(**checked["train"]), task.better)
-    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(task.better)] | None)
+    select = lambda: selection(TrainConfig(**checked["train"]), judged.better)
+    schema.check("train.select_metric", checked["train"]["select_metric"], Literal[tuple(judged.better)] | None)
     checked["train"]["select_metric"], checked["train"]["select_mode"] = sections.construct("train", checked, select)
     experiment = Experiment(
         name=checked["name"],
         seed=checked["seed"],
         attention=op,
         task=task,
+        judged=judged,
         train=sections.construct("train", checked, lambda: TrainConfig(**checked["train"])),
         **_optimizer(checked, checked["train"]["num_steps"]),
         model=model,
         model_args=model_args,
         config=as_config(checked),
     )
+    parts.make_callbacks(checked["train"])  # those of a run are made by its trainer
     content = (_as_text(checked), *sections.owners(checked))
     if content not in _CHECKED:
         _check_together(experiment, num_positions)
@@ -232,6 +256,11 @@ def _check_together(experiment: Experiment, num_positions: int) -> None:
             f"model.name: got {config['model']['name']!r}, whose outputs {shapes} do not fit task "
             f"{config['task']['name']}: {' '.join(str(error).split())}"
         ) from error
+    if experiment.judged is not experiment.task:
+        sums = lambda outputs, batch: reduce(experiment.judged.metrics(outputs, batch))
+        judge = lambda: jax.eval_shape(sums, outputs, experiment.task.example_batch(1))
+        listed = {f"train.metrics[{i}]": entry for i, entry in enumerate(config["train"]["metrics"])}
+        sections.construct("train", config, parts.guarded(listed, judge))
 
 
 @functools.cache  # a comparison checks the same keys many times

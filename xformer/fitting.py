@@ -39,7 +39,7 @@ def fit(
       ConfigError: wrong config or overrides; nothing was computed.
       DataMissing, MissingExtra: what is missing, and the command that gets it.
       Interrupted: a signal or `train.stop_at_step` ended it, saved.
-      Diverged, CheckpointError, WorkdirBusy, WorkdirMismatch: as their messages say.
+      Diverged, CallbackFailed, CheckpointError, WarmStartError, WorkdirBusy, WorkdirMismatch: as their messages say.
     """
     workdir = Path(workdir)
     given = files.read(str(config)) if isinstance(config, str | Path) else config

@@ -12,13 +12,14 @@ from ml_collections import ConfigDict
 
 from xformer.attention import ATTENTIONS, POSITIONS
 from xformer.checks import ArgumentError, did_you_mean
+from xformer.lookup import is_dotted
 
 
 def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The attention section of a variant: an op (`bigbird`), a position with full attention (`shaw`) or `op+position`.
 
     Args:
-      variant: names of `xformer.attention.ATTENTIONS` and `POSITIONS`.
+      variant: names of `xformer.attention.ATTENTIONS` and `POSITIONS`; for an op, `package.module:Class` too.
       overrides: constructor arguments by name of an op or a position, such as `bigbird={"num_random_blocks": 1}`; those
         of other variants are left aside. Arguments not given here are chosen when the experiment is built, by the
         `for_length` of the class.
@@ -33,7 +34,9 @@ def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
             raise ArgumentError(name, f"{name} must be one of {', '.join(known)}{did_you_mean(name, known)}")
     op, plus, position = variant.partition("+")
     if not plus:
-        op, position = (variant, "none") if variant in ATTENTIONS else ("full", variant)
+        op, position = (variant, "none") if variant in ATTENTIONS or is_dotted(variant) else ("full", variant)
+    if is_dotted(op):  # looked up when the experiment is built
+        return {"name": op, "position": {"name": position, **overrides.get(position, {})}}
     if op not in ATTENTIONS or (position not in positions and (plus or variant not in ATTENTIONS)):
         names = ", ".join([*ATTENTIONS, *positions])
         raise ArgumentError("variant", f"takes {names}, or op+position such as bigbird+shaw{_nearest_variant(variant)}")
@@ -50,9 +53,11 @@ def _nearest_variant(variant: str) -> str:
 def sibling(file: str, name: str) -> ModuleType:
     """The config file `name`.py beside `file`: `sibling(__file__, "demo").get_config()` in a comparison of its runs.
 
+    In a folder beside it: `sibling(__file__, "lra/image")`.
+
     It is found by its path, so that config files need not be importable as a package.
     """
-    return load_module(Path(file).with_name(f"{name}.py"))
+    return load_module(Path(file).parent / f"{name}.py")
 
 
 def load_module(path: Path) -> ModuleType:
@@ -88,8 +93,27 @@ def comparison(
     *,
     seeds: Sequence[int],
     report: Mapping[str, Any] | None = None,
+    tasks: Mapping[str, ConfigDict] | None = None,
 ) -> ConfigDict:
-    """Runs that differ in nothing but attention (and seed): same depth, width, data order and steps."""
+    """Runs that differ in nothing but attention (and seed): same depth, width, data order and steps.
+
+    With `tasks`, experiments by name, the variants are compared on each of them: what an experiment has other than
+    `base` is what its task changes.
+    """
     variants = {variant: {"attention": dict(section)} for variant, section in attentions.items()}
     whole = {"name": name, "base": base, "variants": ConfigDict(variants, sort_keys=False), "seeds": tuple(seeds)}
+    if tasks:
+        changed = {task: _changes(base.to_dict(), own.to_dict()) for task, own in tasks.items()}
+        whole["tasks"] = ConfigDict(changed, sort_keys=False)
     return ConfigDict(whole | {"report": dict(report or {})}, sort_keys=False)
+
+
+def _changes(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What an experiment has other than another, attention aside: a named section whole, of others the keys."""
+    found: dict[str, Any] = {}
+    for section in ("model", "task", "optimizer", "train"):
+        named = "name" in own[section]
+        keys = {key: value for key, value in own[section].items() if named or base[section].get(key) != value}
+        if own[section] != base[section]:
+            found[section] = keys
+    return found

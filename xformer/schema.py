@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import numbers
 import reprlib
 import types
-import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from xformer import checks
+from xformer import checks, lookup
+from xformer.arguments import REQUIRED, Parameter, parameters
 
-REQUIRED = inspect.Parameter.empty
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 INT_BITS = 32  # what an integer of a config must fit into
 MAX_NAME = 100  # characters of a name, which becomes a folder and a title
@@ -42,61 +42,6 @@ class Text:
             return ast.literal_eval(self.value)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return self.value
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """One constructor argument: its type annotation and its default (`REQUIRED` if it has none)."""
-
-    annotation: Any
-    default: Any = REQUIRED
-
-
-def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str, Parameter]:
-    """The arguments of a dataclass, class or function, in order, without those in `exclude`.
-
-    A class whose `__init__` takes `**keywords` hands them on: they are the arguments of the next class that has an
-    `__init__` of its own.
-    """
-    factories = {}
-    if dataclasses.is_dataclass(constructor):
-        hints = typing.get_type_hints(constructor)
-        factories = {field.name: field.default_factory for field in dataclasses.fields(constructor)}
-    else:  # a metaclass may hide the arguments of a class, so its __init__ is asked
-        if inspect.isclass(constructor):
-            return {name: value for name, value in _handed_on(constructor).items() if name not in exclude}
-        hints = typing.get_type_hints(constructor)
-    found = {}
-    for name, parameter in inspect.signature(constructor).parameters.items():
-        if name not in exclude:
-            factory = factories.get(name, dataclasses.MISSING)
-            default = parameter.default if factory is dataclasses.MISSING else factory()
-            found[name] = Parameter(hints.get(name, Any), default)
-    return found
-
-
-def positional(cls: Any) -> list[str]:
-    """The arguments of a class that can be given without their names."""
-    arguments = list(inspect.signature(cls.__init__).parameters.values())[1:]  # self comes first
-    return [argument.name for argument in arguments if argument.kind is argument.POSITIONAL_OR_KEYWORD]
-
-
-def _handed_on(cls: type) -> dict[str, Parameter]:
-    """The arguments of a class that is no dataclass, those that it hands on to its bases included."""
-    found: dict[str, Parameter] = {}
-    for base in inspect.getmro(cls):
-        constructor = vars(base).get("__init__")
-        if constructor is None:
-            continue
-        hints, keywords = typing.get_type_hints(constructor), False
-        for name, parameter in list(inspect.signature(constructor).parameters.items())[1:]:  # self comes first
-            if parameter.kind is parameter.VAR_KEYWORD:
-                keywords = True
-            elif name not in found and parameter.kind is not parameter.VAR_POSITIONAL:
-                found[name] = Parameter(hints.get(name, Any), parameter.default)
-        if not keywords:
-            break
-    return found
 
 
 def show(value: Any) -> str:
@@ -211,6 +156,15 @@ def _fit_quietly(path: str, value: Any, annotation: Any) -> tuple[bool, Any]:
         return False, value
 
 
+def storable(value: Any) -> bool:
+    """Whether JSON, and so a run's `config.json`, can hold the value."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def as_mapping(path: str, value: Any) -> dict[str, Any]:
     """A section as a dict; a section typed whole on the command line is a literal."""
     value = value.literal() if isinstance(value, Text) else value
@@ -251,9 +205,44 @@ def check_keys(
             continue
         elif parameter.default is REQUIRED:
             raise ConfigError(f"{prefix}{key}: missing; takes {describe(parameter.annotation)}")
-        else:
+        elif storable(parameter.default):  # a class or function stays the constructor's own default
             checked[key] = parameter.default
     return checked
+
+
+def check_choice(path: str, value: Any, table: Mapping[str, Any]) -> str:
+    """A name of the table or, where that is a `lookup.Table`, `"package.module:Class"`, which is imported.
+
+    Raises:
+      ConfigError: it is neither, or it can't be imported, or it is of another kind than the table takes.
+    """
+    if not isinstance(table, lookup.Table):
+        return check(path, value, Literal[tuple(table)])
+    name = value.value if isinstance(value, Text) else value
+    try:
+        if lookup.is_dotted(name) or not table:
+            table.find(path, name)
+            return name
+        return check(path, value, Literal[tuple(table)])
+    except checks.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or {lookup.FORM!r}") from None
+
+
+def named_parameters(
+    path: str, name: str, table: Mapping[str, Callable | None], exclude: Collection[str] = ()
+) -> dict[str, Parameter]:
+    """The arguments of what `name` stands for in the table; none for None. ConfigError where they can't be read."""
+    constructor = table[name]
+    if constructor is None:
+        return {}
+    try:
+        return parameters(constructor, exclude)
+    except (TypeError, ValueError) as error:  # a class written in C may hide them
+        raise ConfigError(
+            f"{path}: got {name!r}, whose arguments can't be read: {' '.join(str(error).split())}"
+        ) from error
 
 
 def check_named(
@@ -266,15 +255,17 @@ def check_named(
 ) -> dict[str, Any]:
     """Checks a section `{"name": <key of table>, **kwargs}` against the constructor that the name stands for.
 
+    In a `lookup.Table` the name may also be `"package.module:Class"`, which is imported.
+
     `nested` gives the tables of arguments that are such sections themselves; None stands for their "none" there, and
     a constructor without that argument takes "none" only. `fill` is that of `check_keys`.
     """
     given = as_mapping(path, value)
     if "name" not in given:
-        raise ConfigError(f"{path}.name: missing; takes one of {', '.join(map(repr, table))}")
-    name = check(f"{path}.name", given.pop("name"), Literal[tuple(table)])
-    constructor = table[name]
-    takes = parameters(constructor, exclude) if constructor is not None else {}
+        choices = f"one of {', '.join(map(repr, table))}" if table else repr(lookup.FORM)
+        raise ConfigError(f"{path}.name: missing; takes {choices}")
+    name = check_choice(f"{path}.name", given.pop("name"), table)
+    takes = named_parameters(f"{path}.name", name, table, (*exclude, "name"))  # an argument of that name has no key
     checked: dict[str, Any] = {"name": name}
     for key, inner in (nested or {}).items():
         part = given.pop(key, None)

@@ -9,7 +9,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from xformer import attention, config_errors, schema, tasks
+from xformer import attention, config_errors, lookup, parts, schema, tasks
+from xformer.arguments import positional
 from xformer.attention.registry import STACK
 from xformer.models import MODELS
 from xformer.schema import ConfigError, Parameter, Text
@@ -17,11 +18,13 @@ from xformer.train import TrainConfig, optimizers
 
 SECTIONS = ("attention", "model", "task", "optimizer", "train")
 ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
-MODEL_ELSEWHERE = ("attention", "dtype", "param_dtype", "rngs")  # and the sizes that the data gives
+MODEL_ELSEWHERE = ("attention", "dtype", "param_dtype", "rngs", "name")  # and the sizes that the data gives
 CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "optimizer": (optimizers.build, ("num_steps",)),
     "train": (TrainConfig, ()),
 }
+# The keys of the optimizer section that an optimizer from outside leaves to us.
+OPTIMIZER_SHARED = ("name", "learning_rate", "schedule", "warmup_steps", "end_factor", "clip_norm")
 MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # `*arguments` and `**keywords`
 # What the model is given and other keys decide, by the name that its messages use.
 MODEL_GIVEN = {
@@ -53,11 +56,32 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     checked["task"] = schema.check_named("task", checked["task"], tasks.TASKS)
     model = {"name": "classifier", **schema.as_mapping("model", checked["model"])}
     checked["model"] = schema.check_named("model", model, MODELS, exclude=MODEL_ELSEWHERE, fill=False)
-    for section, (constructor, elsewhere) in CONSTRUCTORS.items():
+    for section in CONSTRUCTORS:
         keys = schema.as_mapping(section, checked[section])
-        takes = schema.parameters(constructor, exclude=elsewhere)
+        takes = takes_of(section, keys)
         checked[section] = schema.check_keys(section, keys, takes, f"the {section} section")
+    checked["train"] = parts.check(checked["train"])
     return checked
+
+
+def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
+    """The keys that a section of `CONSTRUCTORS` takes; with an optimizer from outside, the arguments of that too."""
+    constructor, elsewhere = CONSTRUCTORS[section]
+    takes = schema.parameters(constructor, exclude=elsewhere)
+    if section != "optimizer" or "name" not in keys:
+        return takes
+    name = schema.check_choice("optimizer.name", keys["name"], optimizers.OPTIMIZERS)
+    if not lookup.is_dotted(name):
+        return takes
+    shared = {key: takes[key] for key in OPTIMIZER_SHARED}
+    own = list(schema.named_parameters("optimizer.name", name, optimizers.OPTIMIZERS).items())
+    if not own:
+        raise ConfigError(f"optimizer.name: {name} takes no argument, but is given the learning rate's schedule")
+    if clash := [key for key, _ in own[1:] if key in shared]:
+        raise ConfigError(
+            f"optimizer.name: {name} takes {', '.join(clash)}, which the section decides for every optimizer"
+        )
+    return shared | dict(own[1:])
 
 
 def _check_attention(section: Any) -> dict[str, Any]:
@@ -65,7 +89,8 @@ def _check_attention(section: Any) -> dict[str, Any]:
     given = schema.as_mapping("attention", section)
     name = given.get("name")
     if (name.literal() if isinstance(name, Text) else name) != STACK:
-        return _check_op("attention", given, {**attention.ATTENTIONS, STACK: None})
+        table = attention.ATTENTIONS
+        return _check_op("attention", given, lookup.Table({**table, STACK: None}, table.kind))
     takes = {"name": Parameter(str), STACK: Parameter(tuple[Any, ...])}
     stack = schema.check_keys("attention", given, takes, f"attention {STACK!r}")
     if not stack[STACK]:
@@ -100,8 +125,9 @@ def build_attention(config: Mapping[str, Any], num_positions: int) -> tuple[atte
 
 def _complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, Any]:
     def arguments(value: Any, exclude: Sequence[str] = ()) -> dict[str, Any]:
-        takes = schema.parameters(type(value), exclude)
+        takes = schema.parameters(type(value), (*exclude, "name"))
         chosen = {key: getattr(value, key) for key in takes}
+        chosen = {key: x for key, x in chosen.items() if x is not takes[key].default or schema.storable(x)}
         return schema.check_keys("attention", chosen, takes, type(value).__name__)
 
     term = getattr(op, "position", None)
@@ -122,7 +148,7 @@ def complete_model(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[
         raise ConfigError(f"model.{key}: got {schema.show(given[key])}, but the data of the task decides it")
     keys = {key: parameter for key, parameter in takes.items() if key not in sizes}
     missing = [key for key, parameter in keys.items() if parameter.default is schema.REQUIRED and key not in given]
-    check_sizes(config, [key for key in schema.positional(MODELS[name]) if key in missing], sizes)
+    check_sizes(config, [key for key in positional(MODELS[name]) if key in missing], sizes)
     return {"name": name, **schema.check_keys("model", given, keys, f"model {name!r}")}
 
 
@@ -180,6 +206,7 @@ def construct(
     if section == "model":
         known |= {other: config[other] for other in ("task", "train")}
     names = {cls.__name__: own for cls, own in owners(config).items()}
+    make = parts.guarded(known, make)
     own = [key for key, value in config["model"].items() if value is not None]
     elsewhere = {key: path for key, path in MODEL_GIVEN.items() if section == "model" and key not in own}
     return config_errors.construct(section, make, keys=known, owners=names, elsewhere=elsewhere)

@@ -14,8 +14,9 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """Names of the shipped configs, sorted: `compare_demo`, `demo`, ..."""
-    return sorted(path.stem for path in folder().glob("*.py") if path.stem != "__init__")
+    """Names of the shipped configs, sorted: `compare_demo`, `demo`, ..., `lra/image`, ..."""
+    files = (path.relative_to(folder()) for path in folder().rglob("*.py") if path.stem != "__init__")
+    return sorted(path.with_suffix("").as_posix() for path in files)
 
 
 def locate(spec: str) -> str:
@@ -23,7 +24,7 @@ def locate(spec: str) -> str:
 
     A file of that name in the current folder wins.
     """
-    match = re.fullmatch(r"(\w+)(:.*)?", spec, re.S)
+    match = re.fullmatch(r"([\w/]+)(:.*)?", spec, re.S)
     if match is None or match[1] not in names() or Path(match[1]).is_file():
         return spec
     return f"{folder() / match[1]}.py{match[2] or ''}"

@@ -19,6 +19,7 @@ from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options, Params
 
 Array = jax.Array
+CONSTANTS = "constants"  # the key of a call's params that holds what `Attention.constants` draws
 Implementation = Literal["reference", "xla", "pallas", "splash", "cudnn"]
 
 
@@ -81,7 +82,7 @@ class Attention(AttentionCallable):
                 "attention_fn to sow them"
             )
         attend = functools.partial(by_example, op.attend)
-        return call.restore(mesh_axes.automatic(attend, call, options.params or {}))
+        return call.restore(mesh_axes.automatic(attend, call, op.with_constants(options.params or {}, call)))
 
     def attend_with_lse(self, query: Array, key: Array, value: Array, options: Options) -> tuple[Array, Array]:
         """The output of a call and the log-sum-exp of its scores, both differentiable; see `merge_parts`.
@@ -100,7 +101,8 @@ class Attention(AttentionCallable):
         """
         op, call = self._prepare(query, key, value, options)
         attend = functools.partial(by_example, op.attend_lse)
-        out, lse = mesh_axes.automatic(attend, call, options.params or {}, with_lse=True)
+        params = op.with_constants(options.params or {}, call)
+        out, lse = mesh_axes.automatic(attend, call, params, with_lse=True)
         return call.restore(out), lse.reshape(*call.batch_shape, *lse.shape[1:])
 
     def attention_weights(self, query: Array, key: Array, value: Array, options: Options) -> Array:
@@ -118,7 +120,7 @@ class Attention(AttentionCallable):
           NotImplementedError: the op has no token pairs.
         """
         op, call = self._prepare(query, key, value, dataclasses.replace(options, deterministic=True))
-        return call.restore(by_example(op.weights, call, options.params or {}))
+        return call.restore(by_example(op.weights, call, op.with_constants(options.params or {}, call)))
 
     def _prepare(self, query: Array, key: Array, value: Array, options: Options) -> tuple[Attention, Call]:
         """The op with the call's causal flag, and the call. Raises for options that the op refuses."""
@@ -142,9 +144,8 @@ class Attention(AttentionCallable):
 
     def check_params(self, params: Params, call: Call) -> None:
         """Raises ValueError unless `params` is what `init` gives for such a call."""
-        (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
-        shape = Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2], call.value.shape[3])
-        want = _param_shapes(self, shape)
+        want = _param_shapes(self, _shape_of(call))
+        params = {name: value for name, value in params.items() if name != CONSTANTS}
         have = {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in jax.tree.leaves_with_path(params)}
         if have != want:
             raise ValueError(f"{self._name} needs params {want or '{}'} (see init), got {have or 'none'}")
@@ -152,6 +153,35 @@ class Attention(AttentionCallable):
     def init(self, rng: Array, shape: Shape) -> Params:
         """Parameters for calls of this shape: a dict of float32 arrays, `{}` where there is none."""
         raise NotImplementedError
+
+    def constants(self, rng: Array, shape: Shape) -> Params:
+        """Arrays that are saved with a model and not trained, such as random features: a dict, `{}` if there is none.
+
+        In a call they are `params["constants"]`. A call without them draws them from the op's own `seed` (0 where it
+        has none), for the lengths of that call. `xformer.nn.AttentionFn` draws them once and holds them.
+
+        Args:
+          rng: key to draw from; another one draws them anew.
+          shape: as in `init`; what is drawn should not depend on the lengths, unless the op has a `max_len`.
+        """
+        return {}
+
+    def update(self, constants: Params, query: Array, key: Array, mask: Array | None) -> Params:
+        """The constants after a training step, of the same shapes and dtypes; the layers of `xformer.nn` call it.
+
+        Args:
+          constants: those of the step.
+          query: `[*batch, q_len, num_heads, head_dim]`; key: `[*batch, kv_len, num_kv_heads, head_dim]`.
+          mask: as in a call; what it hides should have no part in the update.
+        """
+        return constants
+
+    def with_constants(self, params: Params, call: Call) -> Params:
+        """The params of a call with the op's constants, drawn from its seed where they are missing."""
+        if CONSTANTS in params or type(self).constants is Attention.constants:
+            return params
+        drawn = self.constants(jax.random.key(getattr(self, "seed", 0)), _shape_of(call))
+        return {**params, CONSTANTS: drawn} if drawn else params
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:
         """Which pairs the variant ever considers, bool `[num_heads or 1, q_len, kv_len]`.
@@ -214,6 +244,11 @@ class Attention(AttentionCallable):
           NotImplementedError: layers differ, and the implementation fixes the layer when the call is compiled.
         """
         return None
+
+
+def _shape_of(call: Call) -> Shape:
+    (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
+    return Shape(1, q_len, kv_len, num_heads, head_dim, call.key.shape[2], call.value.shape[3])
 
 
 @functools.lru_cache(maxsize=512)

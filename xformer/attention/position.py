@@ -20,6 +20,7 @@ from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
 from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
+from xformer.lookup import Table
 
 Array = jax.Array
 
@@ -260,11 +261,14 @@ class Rotary(Position):
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 
-POSITIONS: dict[str, Any] = {
-    "none": None,
-    "shaw": Shaw,
-    "music": MusicRelative,
-    "t5": T5Bias,
-    "alibi": ALiBi,
-    "rotary": Rotary,
-}
+POSITIONS: Table[Any] = Table(
+    {
+        "none": None,
+        "shaw": Shaw,
+        "music": MusicRelative,
+        "t5": T5Bias,
+        "alibi": ALiBi,
+        "rotary": Rotary,
+    },
+    kind=Position,
+)

@@ -14,13 +14,17 @@ from xformer.attention.linformer import Linformer
 from xformer.attention.position import POSITIONS, Position
 from xformer.attention.window import Window
 from xformer.checks import did_you_mean
+from xformer.lookup import Table
 
-ATTENTIONS: dict[str, type[Attention]] = {
-    "full": Full,
-    "window": Window,
-    "bigbird": BigBird,
-    "linformer": Linformer,
-}
+ATTENTIONS: Table[type[Attention]] = Table(
+    {
+        "full": Full,
+        "window": Window,
+        "bigbird": BigBird,
+        "linformer": Linformer,
+    },
+    kind=Attention,
+)
 
 STACK = "layers"  # the name of a section that is a stack of others, and its key that holds them
 
@@ -28,6 +32,7 @@ STACK = "layers"  # the name of a section that is a stack of others, and its key
 def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attention:
     """The op that `{"name": ..., **kwargs, "position": {"name": ..., **kwargs} or None}` describes.
 
+    A name is one of `ATTENTIONS` (for a position, of `POSITIONS`) or `"package.module:Class"`.
     `{"name": "layers", "layers": (...)}`, where each entry is such a mapping, describes a stack, `Layers`.
 
     Args:
@@ -36,7 +41,7 @@ def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attent
         `for_length(num_positions)` instead.
 
     Raises:
-      ValueError: an unknown name or argument, with the choices and the nearest match.
+      ValueError: an unknown name or argument, or a class that cannot be imported; with the choices and a near match.
       NotImplementedError: a position term for a variant without token pairs, or a causal one that cannot be.
     """
     kwargs = _mapping("attention", config)
@@ -52,7 +57,7 @@ def build(config: Mapping[str, Any], num_positions: int | None = None) -> Attent
 
 def _build(path: str, config: Any, num_positions: int | None) -> Attention:
     kwargs = _mapping(path, config)
-    op = _choose(path, kwargs.pop("name", None), ATTENTIONS)
+    op = ATTENTIONS.find(f"{path}.name", kwargs.pop("name", None))
     term = _position(f"{path}.position", kwargs.pop("position", None), num_positions)
     if term is not None:
         if "position" not in _fields(op):
@@ -76,7 +81,7 @@ def _position(path: str, config: Any, num_positions: int | None) -> Position | N
     if config is None:
         return None
     kwargs = {"name": config} if isinstance(config, str) else _mapping(path, config)
-    term = _choose(path, kwargs.pop("name", None), POSITIONS)
+    term = POSITIONS.find(f"{path}.name", kwargs.pop("name", None))
     if term is None:
         if kwargs:
             raise ValueError(f"{path}: none takes no arguments, got {', '.join(map(str, kwargs))}")
@@ -91,14 +96,8 @@ def _mapping(key: str, config: Any) -> dict[str, Any]:
         raise ValueError(f"{key}: got {config!r}, takes a mapping with a name") from None
 
 
-def _choose(key: str, name: Any, table: Mapping[str, Any]) -> Any:
-    if not isinstance(name, str) or name not in table:
-        raise ValueError(f"{key}.name: got {name!r}, allowed are {', '.join(table)}{did_you_mean(name, table)}")
-    return table[name]
-
-
 def _fields(cls: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]
+    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def _construct(key: str, cls: Any, kwargs: Mapping[str, Any], allowed: list[str], num_positions: int | None) -> Any:

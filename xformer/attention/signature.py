@@ -104,7 +104,8 @@ class AttentionCallable:
           dtype: inputs are cast to it and the output has it; query's dtype by default.
           precision: passed to the matrix products.
           module: Flax's request to sow the weights, which `xformer.nn.AttentionFn` grants and a bare op refuses.
-          params: what the op's `init` gave. An AttentionFn has its own.
+          params: what the op's `init` gave, and under "constants" what its `constants` did (drawn from the op's seed
+            where they are missing). An AttentionFn has its own.
           plan: one layer's entry of what the op's `plans` gave. The call then attends as the op of that layer does
             (`at_layer`), and calls for all layers share one trace.
 

@@ -17,11 +17,13 @@ from xformer.extras import MissingExtra, explain
 from xformer.schema import ConfigError, nearest
 from xformer.tasks import DataMissing
 from xformer.train import (
+    CallbackFailed,
     CheckpointError,
     Diverged,
     Interrupted,
     OutOfMemory,
     ProcessLost,
+    WarmStartError,
     WorkdirBusy,
     WorkdirMismatch,
 )
@@ -35,8 +37,8 @@ class CommandFailed(RuntimeError):
 
 # OSError: a full or read-only disk.
 FORESEEN = (
-    DataMissing, MissingExtra, Diverged, CheckpointError, OutOfMemory, ProcessLost, WorkdirBusy, OSError, CommandFailed,
-    MemoryError,
+    DataMissing, MissingExtra, Diverged, CallbackFailed, CheckpointError, OutOfMemory, ProcessLost, WorkdirBusy,
+    OSError, CommandFailed, MemoryError,
 )  # fmt: skip
 
 
@@ -121,7 +123,7 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
         code = _say(error, WRONG_ARGUMENTS if isinstance(error, ConfigError) else FAILED)
         hosts.leave()
         return code
-    except WorkdirMismatch as error:
+    except (WorkdirMismatch, WarmStartError) as error:
         return _say(error, WRONG_ARGUMENTS)
     except Interrupted as error:
         return _say(error, RESUMABLE)

@@ -3,8 +3,10 @@
   xformer compare --config=compare_listops --workdir=runs/b [--config.base.train.num_steps=200]
 
 A comparison config has `name`, `base` (an experiment), `variants` (name -> what it changes of the base, as a rule only
-`attention`), `seeds` and `report`. The same command again skips the runs that are finished and resumes the others; it
-ends with the table, and `report.html`, `report.md` and `results.jsonl` lie in the workdir.
+`attention`), `seeds` and `report`. With `tasks` (name -> what it changes of the base, as a rule only `task`) the
+variants are compared on each of them, under WORKDIR/TASK, and the report begins with one table of all. The same command
+again skips the runs that are finished and resumes the others; it ends with the table, and `report.html`, `report.md`
+and `results.jsonl` lie in the workdir.
 Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 some run failed,
 all others are done.
 """
@@ -12,17 +14,18 @@ all others are done.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from xformer import attention, extras, report
+from xformer import extras, report
 from xformer.bench import attention_costs
 from xformer.commands import cli, hosts, pictures
 from xformer.commands.comparison_runs import Planned, interrupted, plan, prepare, train
-from xformer.config import COMPARISON, ReportOptions, load_comparison
+from xformer.config import COMPARISON, ReportOptions, comparison_parts, comparison_runs, load_comparison
 from xformer.config_help import comparison_help
 from xformer.difference import difference
 from xformer.experiment import as_json, build
@@ -56,11 +59,16 @@ def command(argv: Sequence[str]) -> None:
     if args.config_help:
         print(comparison_help(as_json(config), COMPARISON, ReportOptions))
         return
-    runs = plan(config, workdir)
+    parts = comparison_parts(config)
+    runs = plan(parts, workdir)
     main = hosts.is_main()
     with folders.lock(workdir) if main else contextlib.nullcontext():
         if main:
             claim(workdir, config)
+            for task, part in parts.items():
+                if task:
+                    (workdir / task).mkdir(exist_ok=True)
+                    claim(workdir / task, part)
         barrier("comparison claimed")
         failed: list[Planned] = []
         stopped: list[Planned] = []
@@ -108,30 +116,60 @@ def _may_change(key: str) -> bool:
 
 
 def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> report.Report:
-    """Measures the attention of each variant, unless that is done, and writes the report."""
-    ops = {run.variant: attention.build(as_json(run.config.attention)) for run in runs}
+    """Measures the attention of each variant, unless that is done, and writes the report.
+
+    Where tasks are alike in all that attention depends on, it is measured and drawn for the first of them only.
+    """
+    measured: dict[str, report.Measured] = {}
+    seen: list[tuple[attention_costs.Plan, int]] = []
+    try:
+        for task, part in comparison_parts(config).items():
+            plan, length = costs_of(part, results.load(workdir / task)), build(part.base).task.length
+            own = measured[task] = report.Measured(reaches=reaches(part))
+            if (plan, length) in seen:
+                continue
+            seen.append((plan, length))
+            side = min(length, PATTERN_LENGTH)
+            measured[task] = dataclasses.replace(
+                own,
+                cost_rows=attention_costs.cached(workdir / task / "costs.json", plan, cli.say),
+                cost_note=plan.note,
+                variant_patterns={name: pictures.pattern(op, side, plan.num_heads) for name, op in plan.ops.items()},
+            )
+        if list(measured) != [""]:
+            return report.write_tasks(workdir, config.name, measured)
+        only = measured[""]
+        return report.write(workdir, **{field.name: getattr(only, field.name) for field in dataclasses.fields(only)})
+    except KeyboardInterrupt as error:
+        raise interrupted(runs, "the report is not written") from error
+
+
+def costs_of(config: ConfigDict, comparison: results.Comparison) -> attention_costs.Plan:
+    """Which costs of its variants the report of a comparison shows."""
+    ops = {variant: build(run).attention for variant, _, run in comparison_runs(config)}
     model, options = config.base.model, config.report
-    num_heads = model.num_heads
-    comparison = results.load(workdir)
-    costs = attention_costs.Plan(
+    return attention_costs.Plan(
         ops={variant: ops[variant] for variant in comparison.variants},
         reference=comparison.reference,
-        num_heads=num_heads,
-        head_dim=model.get("head_dim") or model.width // num_heads,
+        num_heads=model.num_heads,
+        head_dim=model.get("head_dim") or model.width // model.num_heads,
         num_kv_heads=model.get("num_kv_heads"),
         dtype=config.base.train.dtype,
         lengths=tuple(options.cost_lengths),
         measure_up_to=options.measure_up_to,
         seconds=options.measure_seconds,
     )
-    length = min(build(config.base).task.length, PATTERN_LENGTH)
-    try:
-        rows = attention_costs.cached(workdir / "costs.json", costs, cli.say)
-        return report.write(
-            workdir,
-            cost_rows=rows,
-            cost_note=costs.note,
-            variant_patterns={name: pictures.pattern(op, length, num_heads) for name, op in costs.ops.items()},
-        )
-    except KeyboardInterrupt as error:
-        raise interrupted(runs, "the report is not written") from error
+
+
+def reaches(config: ConfigDict) -> dict[str, int]:
+    """How many tokens each variant sees from a CLS vector through all its layers; those that see all are left out."""
+    found = {}
+    for variant, _, run in comparison_runs(config):
+        if run.model.get("pooling") != "cls":
+            continue
+        experiment = build(run)
+        positions = experiment.task.length + 1
+        reach = pictures.reach(experiment.attention, positions, run.model.num_layers, run.model.num_heads)
+        if reach is not None and reach < positions - 1:
+            found[variant] = reach
+    return found

@@ -7,7 +7,7 @@ import gc
 import statistics
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,36 @@ from ml_collections import ConfigDict
 
 from xformer.commands import cli, hosts, inspect
 from xformer.config import comparison_runs
-from xformer.experiment import build
+from xformer.experiment import Experiment, build
 from xformer.report import results, summary
 from xformer.schema import ConfigError
 from xformer.tasks import DataMissing
-from xformer.train import DataChanged, Interrupted, ProcessLost, data_record
+from xformer.train import DataChanged, Engine, Interrupted, ProcessLost, data_record
 from xformer.train import workdir as folders
 from xformer.train.progress import clock
 from xformer.train.step import num_params
 
 GO_ON = "the same command goes on from there"
+MAX_ENGINES = 32  # whose compiled steps are kept for the other seeds
 
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
     """One run that a comparison asks for."""
 
+    task: str  # empty where the comparison has one only
     variant: str
     seed: int
     config: ConfigDict
     folder: Path
 
     def __str__(self) -> str:
-        return f"{self.variant}, seed {self.seed}"
+        return f"{self.label}, seed {self.seed}"
+
+    @property
+    def label(self) -> str:
+        """What is compared: runs that differ by seed only have one label."""
+        return f"{self.variant} on {self.task}" if self.task else self.variant
 
     @property
     def result(self) -> dict | None:
@@ -47,13 +54,18 @@ class Planned:
         return results.read_result(self.folder)
 
 
-def plan(config: ConfigDict, workdir: Path) -> list[Planned]:
-    """Every run, the seeds one after the other, so that a comparison cut short has all variants."""
+def plan(parts: Mapping[str, ConfigDict], workdir: Path) -> list[Planned]:
+    """Every run, the seeds one after the other, so that a comparison cut short has all variants.
+
+    Args:
+      parts: the comparisons of `xformer.config.comparison_parts`, by task.
+    """
     runs = [
-        Planned(variant, seed, run, results.run_folder(workdir, variant, seed))
-        for variant, seed, run in comparison_runs(config)
+        Planned(task, variant, seed, run, results.run_folder(workdir / task, variant, seed))
+        for task, part in parts.items()
+        for variant, seed, run in comparison_runs(part)
     ]
-    order = {seed: index for index, seed in enumerate(config.seeds)}
+    order = {seed: index for index, seed in enumerate(next(iter(parts.values())).seeds)}
     return sorted(runs, key=lambda run: order[run.seed])
 
 
@@ -67,11 +79,11 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> dict[str, Mapping[
       DataMissing, ConfigError: the data that a run needs can't be made here.
       DataChanged: runs that are there were trained on other data.
     """
-    first_runs = {run.variant: run for run in reversed(runs)}
-    built = {variant: build(first_runs[variant].config) for variant in (run.variant for run in runs)}
+    first_runs = {run.label: run for run in reversed(runs)}
+    built = {label: build(first_runs[label].config) for label in dict.fromkeys(run.label for run in runs)}
     finished = all(run.result is not None for run in runs)
     fingerprints: dict[str, Mapping[str, Any]] = {}
-    for variant, experiment in built.items():
+    for label, experiment in built.items():
         task = experiment.task
         if repr(task) not in fingerprints:
             try:
@@ -85,21 +97,26 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> dict[str, Mapping[
                 return {}
             fingerprints[repr(task)] = task.open(data_dir).fingerprint
         for run in runs:
-            if run.variant == variant:
+            if run.label == label:
                 data_record.check(run.folder, fingerprints[repr(task)])
     if finished:
         return fingerprints
-    sizes: dict[str, int] = {}
-    for variant, experiment in built.items():
+    _compare_sizes(first_runs, built, data_dir)
+    return fingerprints
+
+
+def _compare_sizes(first_runs: Mapping[str, Planned], built: Mapping[str, Experiment], data_dir: str | None) -> None:
+    """Says which variants have far more or fewer parameters than the first on their task."""
+    base: dict[str, tuple[str, int]] = {}
+    for label, experiment in built.items():
         data, source = inspect.data_sizes(experiment, data_dir)
         make = experiment.model_fn(**data)
-        sizes[variant] = num_params(nnx.state(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))), nnx.Param))
-    base, *_ = sizes
-    for variant, size in sizes.items():
-        if abs(size / sizes[base] - 1) > summary.MAX_PARAM_DIFFERENCE:
-            share = f"{size / sizes[base] - 1:+.0%} (sizes {source})"
-            cli.say(f"warning: {variant} has {size:,} parameters, {base} {sizes[base]:,}: {share}")
-    return fingerprints
+        size = num_params(nnx.state(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))), nnx.Param))
+        run = first_runs[label]
+        name, other = base.setdefault(run.task, (run.variant, size))
+        if abs(size / other - 1) > summary.MAX_PARAM_DIFFERENCE:
+            share = f"{size / other - 1:+.0%} (sizes {source})"
+            cli.say(f"warning: {label} has {size:,} parameters, {name} {other:,}: {share}")
 
 
 def train(
@@ -114,6 +131,7 @@ def train(
     failed: list[Planned] = []
     stopped: list[Planned] = []
     seconds: dict[str, list[float]] = {}
+    engines: dict[Hashable, Engine] = {}
     todo = [run for run in runs if run.result is None]
     if len(todo) < len(runs):
         cli.say(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
@@ -124,8 +142,8 @@ def train(
         )
         began = time.perf_counter()
         try:
-            train_one(run, data_dir, fingerprints)
-            seconds.setdefault(run.variant, []).append(time.perf_counter() - began)
+            train_one(run, data_dir, fingerprints, engines)
+            seconds.setdefault(run.label, []).append(time.perf_counter() - began)
         except Interrupted as error:
             stop = run.config.train.stop_at_step
             if stop is None or error.step < stop:
@@ -147,20 +165,34 @@ def train(
     return failed, stopped
 
 
-def train_one(run: Planned, data_dir: str | None, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
-    """Trains one run to its end; what it leaves in memory is freed. A damaged `result.json` is made again."""
+def train_one(
+    run: Planned,
+    data_dir: str | None,
+    fingerprints: Mapping[str, Mapping[str, Any]],
+    engines: MutableMapping[Hashable, Engine],
+) -> None:
+    """Trains one run to its end. A damaged `result.json` is made again.
+
+    Args:
+      engines: of finished runs, by what their steps were compiled from: this run uses them, and adds its own.
+    """
     if hosts.is_main():
         (run.folder / "failure.json").unlink(missing_ok=True)
         if run.result is None and (damaged := run.folder / "result.json").exists():
             cli.say(f"{damaged} is damaged: it is made again from the run's last checkpoint")
             damaged.unlink()
+    experiment = build(run.config)
     try:
-        trainer = build(run.config).trainer(run.folder, data_dir, progress=cli.say)
+        like = engines.get(experiment.steps_key)
+        trainer = experiment.trainer(run.folder, data_dir, progress=cli.say, like=like)
         if changes := data_record.differences(fingerprints[repr(trainer.task)], trainer.data.fingerprint):
             raise DataChanged(f"{run}: the data changed since the comparison began: {', '.join(changes)}")
         trainer.fit()
+        engines.setdefault(experiment.steps_key, trainer.engine)
     finally:
-        jax.clear_caches()
+        if len(engines) > MAX_ENGINES:
+            engines.pop(next(iter(engines)))
+            jax.clear_caches()
         gc.collect()
 
 
@@ -173,14 +205,14 @@ def interrupted(runs: Sequence[Planned], where: str) -> Interrupted:
 def time_left(runs: Sequence[Planned], todo: Sequence[Planned], seconds: Mapping[str, Sequence[float]]) -> str:
     """`h:mm:ss` that `todo` will take; nothing where there is nothing to judge by.
 
-    A variant takes what its runs took in this session (`seconds`, compilation included), else what its finished runs
-    spent on training, else the mean of the variants that are known.
+    A variant takes, on each task, what its runs took in this session (`seconds`, compilation included), else what its
+    finished runs spent on training, else the mean of the variants that are known.
     """
     known = {variant: list(times) for variant, times in seconds.items()}
     for run in runs:
-        if run.variant not in seconds and (spent := results.number(run.result, "train_seconds")) > 0:
-            known.setdefault(run.variant, []).append(spent)
+        if run.label not in seconds and (spent := results.number(run.result, "train_seconds")) > 0:
+            known.setdefault(run.label, []).append(spent)
     if not known:
         return ""
     means = {variant: statistics.fmean(times) for variant, times in known.items()}
-    return clock(sum(means.get(run.variant, statistics.fmean(means.values())) for run in todo))
+    return clock(sum(means.get(run.label, statistics.fmean(means.values())) for run in todo))

@@ -12,6 +12,7 @@ from xformer.attention import Attention, entries
 from xformer.attention import pattern as patterns
 from xformer.report import Pattern
 
+MAX_REACH = 4096
 ORDER = ("random", "window", "global")  # later ones are drawn over earlier ones
 
 
@@ -34,6 +35,20 @@ def pattern(op: Attention, length: int, num_heads: int) -> Pattern:
     parts = {name: functools.reduce(operator.or_, found[name]) & allowed for name in names}
     position = getattr(op, "position", None)
     return Pattern(allowed, parts, note="" if position is None else f"{type(position).__name__} positions")
+
+
+def reach(op: Attention, length: int, num_layers: int, num_heads: int) -> int | None:
+    """The furthest position whose token moves the output at position 0 after so many layers.
+
+    None where a layer mixes the length without pairs of tokens, or above 4,096 positions, where patterns are large.
+    """
+    seen = np.eye(1, length, dtype=bool)[0]
+    for layer in reversed(range(num_layers)):
+        allowed = op.at_layer(layer).pattern(length, length, num_heads) if length <= MAX_REACH else None
+        if allowed is None:
+            return None
+        seen |= allowed[:, seen].any(axis=(0, 1))
+    return int(np.flatnonzero(seen)[-1])
 
 
 def _stack(op: Attention, length: int, num_heads: int) -> Pattern:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 from types import FrameType
 from typing import NoReturn
 
@@ -17,6 +18,10 @@ def run(name: str) -> NoReturn:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores SIGINT
             signal.signal(number, _nothing_begun)
+    # `"package.module:Class"` in a config may name a module of the working directory. `python -m` finds those first; a
+    # console command would not find them at all. Last, so that nothing there stands in for an installed package.
+    if os.getcwd() not in map(os.path.abspath, sys.path):
+        sys.path.append(os.getcwd())
     from xformer.commands import cli  # takes seconds
 
     cli.main(importlib.import_module(f"xformer.commands.{name}").command)

@@ -5,18 +5,16 @@ are `attention`, `dtype`, `param_dtype`, `rngs` and the keys of a config's `mode
 `task.inputs(batch)`, `deterministic` and `rngs`.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 from flax import nnx
 
+from xformer.lookup import Table
 from xformer.models.classifier import EncoderClassifier
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.models.token_classifier import TokenClassifier
 from xformer.models.two_tower import TwoTower
 
-MODELS: Mapping[str, type[nnx.Module]] = MappingProxyType(
-    {"classifier": EncoderClassifier, "two_tower": TwoTower, "token_classifier": TokenClassifier}
+MODELS: Table[type[nnx.Module]] = Table(
+    {"classifier": EncoderClassifier, "two_tower": TwoTower, "token_classifier": TokenClassifier}, kind=nnx.Module
 )
 """The models by the name that a config gives them."""
 

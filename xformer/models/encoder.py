@@ -192,12 +192,15 @@ class Encoder(nnx.Module):
                 x_BxTxW,
                 mask,
                 keys=keys,
+                deterministic=deterministic,
                 plans=plans,
                 shared=self.share_attention_params,
                 remat=self.remat,
             )
         else:
-            x_BxTxW = stack.run_blocks(self.blocks, x_BxTxW, mask, keys=keys, remat=self.remat)
+            x_BxTxW = stack.run_blocks(
+                self.blocks, x_BxTxW, mask, keys=keys, deterministic=deterministic, remat=self.remat
+            )
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
         return x_BxTxW.astype(jnp.float32)

@@ -3,6 +3,7 @@
 from xformer.nn.attention_fn import AttentionFn
 from xformer.nn.block import EncoderBlock
 from xformer.nn.cache import Cache
+from xformer.nn.constant import Constant
 from xformer.nn.embedding import LearnedPositions, SinusoidalPositions, TokenEmbedding, make_positions
 from xformer.nn.feed_forward import FeedForward
 from xformer.nn.multi_head import MultiHeadAttention
@@ -11,6 +12,7 @@ from xformer.nn.pooling import masked_mean
 __all__ = [
     "AttentionFn",
     "Cache",
+    "Constant",
     "EncoderBlock",
     "FeedForward",
     "LearnedPositions",

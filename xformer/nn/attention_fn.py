@@ -9,6 +9,8 @@ import jax
 from flax import nnx
 
 from xformer.attention import Attention, AttentionCallable, Options
+from xformer.attention.interface import CONSTANTS
+from xformer.nn import constant
 from xformer.nn.params import has_params, init_shape
 
 Array = jax.Array
@@ -22,13 +24,17 @@ class AttentionFn(AttentionCallable, nnx.Module):
     `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `nnx.Intermediate`. In Linen use
     `xformer.nn.linen.AttentionFn`: Linen does not see the parameters of this one.
 
+    What the op's `constants` draws is held as `Constant` variables, saved and not trained. The layers of `xformer.nn`
+    let the op update them while training; around other layers call `update_constants` once a step.
+
     Args:
       op: any `xformer.attention` op.
       num_heads, head_dim: of the queries. Needed only if the op has parameters.
       num_kv_heads: heads of keys and values; None means `num_heads`.
       max_len: longest length, for an op whose parameters depend on it and that has no `max_len` of its own.
       value_dim: depth of the values; None means `head_dim`.
-      rngs: stream `params` draws the op's parameters. Needed only if it has some.
+      rngs: stream `params` draws the op's parameters and constants. Needed only if it has parameters: without it,
+        constants are drawn from the op's seed.
 
     Raises:
       ValueError: the op has parameters and num_heads, head_dim or rngs is missing, or `max_len` differs from the op's.
@@ -56,12 +62,25 @@ class AttentionFn(AttentionCallable, nnx.Module):
             params = op.init(rngs.params(), shape)
         self.op = op
         self.params = nnx.data(jax.tree.map(nnx.Param, params))
+        self.constants = nnx.data(constant.draw(op, shape, rngs))
 
     def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         if options.params is None:
-            params = jax.tree.map(lambda param: param[...], self.params, is_leaf=lambda x: isinstance(x, nnx.Param))
-            options = dataclasses.replace(options, params=params)
+            own = {CONSTANTS: constant.values(self.constants)} if self.constants else {}
+            options = dataclasses.replace(options, params=constant.values(self.params) | own)
         if options.module is not None:
             weights = self.op.attention_weights(query, key, value, options)
             options.module.sow(nnx.Intermediate, "attention_weights", weights)
         return self.op.attend_with(query, key, value, dataclasses.replace(options, module=None))
+
+    def update_constants(self, query: Array, key: Array, mask: Array | None = None) -> None:
+        """Replaces the constants by what the op's `update` makes of them and of a training step's queries and keys.
+
+        Args:
+          query, key, mask: as in the call of the step. No gradient flows through the update.
+        """
+        if self.constants:
+            stop = jax.lax.stop_gradient
+            after = self.op.update(constant.values(self.constants), stop(query), stop(key), mask)
+            is_constant = lambda x: isinstance(x, constant.Constant)
+            jax.tree.map(lambda held, new: held.set_value(stop(new)), self.constants, after, is_leaf=is_constant)

@@ -8,7 +8,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from xformer.attention import Attention, AttentionCallable, Options
+from xformer.attention import Attention, AttentionCallable, Options, Shape
+from xformer.attention.interface import CONSTANTS
 from xformer.nn.params import init_shape
 
 Array = jax.Array
@@ -21,6 +22,9 @@ class AttentionFn(AttentionCallable, nn.Module):
     `params`. Made inside another module's `@nn.compact` method it belongs to that module, as all of Linen does, and its
     parameters stand there as `AttentionFn_0`; `AttentionFn(op=op, parent=None)` leaves them to the layer. One
     AttentionFn that a module gives to several layers shares its parameters.
+
+    What the op's `constants` draws stands in the collection `constants`, drawn by `init` from the stream `params`.
+    Where that collection is mutable, `apply(..., mutable=["constants"])`, a call lets the op update it.
 
     Under `sow_weights=True` it sows `attention_weights`, `[*batch, num_heads, q_len, kv_len]`, to `intermediates`.
 
@@ -38,14 +42,33 @@ class AttentionFn(AttentionCallable, nn.Module):
 
     def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         if options.params is None:
-            options = dataclasses.replace(options, params=self._own_params(query, key, value))
+            shape = self._shape(query, key, value)
+            constants = self._own_constants(shape)
+            own = {CONSTANTS: {name: held.value for name, held in constants.items()}} if constants else {}
+            options = dataclasses.replace(options, params=self._own_params(shape) | own)
+            if constants and self.is_mutable_collection(CONSTANTS) and not self.is_initializing():
+                stop = jax.lax.stop_gradient
+                after = self.op.update(own[CONSTANTS], stop(query), stop(key), options.mask)
+                for name, held in constants.items():
+                    held.value = jax.tree.map(stop, after[name])
         if options.module is not None:
             weights = self.op.attention_weights(query, key, value, options)
             options.module.sow("intermediates", "attention_weights", weights)
         return self.op.attend_with(query, key, value, dataclasses.replace(options, module=None))
 
-    def _own_params(self, query: Array, key: Array, value: Array) -> dict[str, Any]:
-        sizes = *query.shape[-2:], key.shape[-2], value.shape[-1]
-        shape = init_shape(self.op, self.max_len, *sizes)
+    def _shape(self, query: Array, key: Array, value: Array) -> Shape:
+        num_heads, head_dim = query.shape[-2:]
+        return init_shape(self.op, self.max_len, num_heads, head_dim, key.shape[-2], value.shape[-1])
+
+    def _own_constants(self, shape: Shape) -> dict[str, Any]:
+        seed = jax.random.key(getattr(self.op, "seed", 0))
+        names = jax.eval_shape(lambda: self.op.constants(seed, shape))
+
+        def draw(name: str) -> Any:
+            return self.op.constants(self.make_rng("params") if self.is_initializing() else seed, shape)[name]
+
+        return {name: self.variable(CONSTANTS, name, draw, name) for name in names}
+
+    def _own_params(self, shape: Shape) -> dict[str, Any]:
         names = jax.eval_shape(lambda: self.op.init(jax.random.key(0), shape))
         return {name: self.param(name, lambda rng, name=name: self.op.init(rng, shape)[name]) for name in names}

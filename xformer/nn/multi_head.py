@@ -136,7 +136,8 @@ class MultiHeadAttention(nnx.Module):
             ones come first (`mask`). Step by step, the outputs are those of the whole sequence at once.
           query_offset: position of the first query among the keys, an int or an int array `[]` or `[batch]`; ops that
             depend on positions need it where there are as many queries as keys no longer. The cache knows it itself.
-          deterministic: no dropout.
+          deterministic: no dropout, and the op's constants stay as they are, as they do with a cache. False means
+            training: the op then updates them from the queries and keys of this call, those of a `context` too.
           rngs: stream `dropout` draws the dropout mask.
           plan: passed on to the op, for a layer whose number is known only at run time; see `Attention.plans`.
 
@@ -176,5 +177,7 @@ class MultiHeadAttention(nnx.Module):
             deterministic=dropout_rng is None,
             **options,
         )
+        if not deterministic and cache is None and isinstance(self.attention_fn, AttentionFn):
+            self.attention_fn.update_constants(query, key, options["mask"])
         out = self.out(out_BxTxHxD)
         return out if following is None else (out, following)

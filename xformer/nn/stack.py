@@ -15,15 +15,20 @@ from flax import nnx
 
 from xformer.attention import Attention, Layers
 from xformer.nn.block import EncoderBlock
+from xformer.nn.constant import Constant
 
 Array = jax.Array
 
 
 def share_attention_params(blocks: Sequence[EncoderBlock], period: int = 1) -> None:
-    """Gives blocks `period` apart the attention op's own parameters of the first (Linformer's layerwise sharing)."""
+    """Gives blocks `period` apart the attention op's own parameters and constants of the first.
+
+    This is Linformer's layerwise sharing.
+    """
     attention_fns: list[Any] = [block.attention.attention_fn for block in blocks]
     for index, attention_fn in enumerate(attention_fns[period:]):
-        attention_fn.params = attention_fns[index % period].params
+        first = attention_fns[index % period]
+        attention_fn.params, attention_fn.constants = first.params, first.constants
 
 
 def make_blocks(
@@ -107,7 +112,13 @@ def unstack_blocks(
 
 
 def run_blocks(
-    blocks: Sequence[EncoderBlock], x: Array, mask: Array | None, *, keys: Array | None, remat: bool = False
+    blocks: Sequence[EncoderBlock],
+    x: Array,
+    mask: Array | None,
+    *,
+    keys: Array | None,
+    deterministic: bool,
+    remat: bool = False,
 ) -> Array:
     """Runs blocks one after the other.
 
@@ -115,18 +126,23 @@ def run_blocks(
       x: `[batch, length, width]`.
       mask: bool `[batch, length]`, True at real tokens, or None.
       keys: a dropout key for each block `[layers]`; None: no dropout.
+      deterministic: False in training: attention ops then update their constants.
       remat: keeps only the input of each block for the backward pass, which computes the block again.
     """
     for index, block in enumerate(blocks):
         key = None if keys is None else keys[index]
         if remat:
             graphdef, state = nnx.split(block)
-            again = jax.checkpoint(
-                lambda state, x, key, graphdef=graphdef: _run(nnx.merge(graphdef, state), x, mask, key)
-            )
-            x = again(state, x, key)
+
+            def run(state: Any, x: Array, key: Array | None, graphdef: Any = graphdef) -> tuple[Array, Any]:
+                block = nnx.merge(graphdef, state)
+                return _run(block, x, mask, key, deterministic), nnx.state(block, Constant)
+
+            x, constants = jax.checkpoint(run)(state, x, key)
+            if not deterministic:
+                nnx.update(block, constants)
         else:
-            x = _run(block, x, mask, key)
+            x = _run(block, x, mask, key, deterministic)
     return x
 
 
@@ -137,6 +153,7 @@ def scan_blocks(
     mask: Array | None,
     *,
     keys: Array | None,
+    deterministic: bool,
     plans: Sequence[Any],
     shared: bool = False,
     remat: bool = False,
@@ -149,25 +166,37 @@ def scan_blocks(
       shared: as given to `make_stacked`.
     """
     period = len(stacked)
-    parts = [_split(block, shared) for block in stacked]
+    graphdefs, commons, owns = map(list, zip(*(_split(block, shared) for block in stacked), strict=True))
+    # Constants that layers share are handed from one step to the next; those of a layer are a part of its own arrays.
+    split = [nnx.filter_state(common, Constant, ...) for common in commons]
+    constants, commons = [one for one, _ in split], [rest for _, rest in split]
     if keys is not None:
         keys = keys.reshape(num_layers // period, period)
 
-    def run(index: int, own: Any, x: Array, key: Array | None, plan: Any) -> Array:
-        graphdef, common, _ = parts[index]
-        return _run(nnx.merge(graphdef, common, own), x, mask, key, plan)
+    def run(index: int, own: Any, constants: Any, x: Array, key: Array | None, plan: Any) -> tuple[Array, Any, Any]:
+        block = nnx.merge(graphdefs[index], commons[index], constants, own)
+        x = _run(block, x, mask, key, deterministic, plan)
+        _, after, own = _split(block, shared)
+        return x, nnx.filter_state(after, Constant), nnx.filter_state(own, Constant)
 
     if remat:
         run = jax.checkpoint(run, prevent_cse=False, static_argnums=0)  # a scan keeps the copies apart by itself
 
-    def body(x: Array, layers: Any) -> tuple[Array, None]:
-        own, keys, plans = layers
+    def body(carry: tuple[Array, list[Any]], layers: Any) -> tuple[tuple[Array, list[Any]], list[Any]]:
+        (x, constants), (owns, keys, plans) = carry, layers
+        constants, after = [*constants], []
         for index in range(period):
-            x = run(index, own[index], x, None if keys is None else keys[index], plans[index])
-        return x, None
+            key = None if keys is None else keys[index]
+            x, constants[index], own = run(index, owns[index], constants[index], x, key, plans[index])
+            after.append(own)
+        return (x, constants), after
 
-    layers = ([own for _, _, own in parts], keys, list(plans))
-    return jax.lax.scan(body, x, layers, length=num_layers // period)[0]
+    layers = (owns, keys, list(plans))
+    (x, constants), after = jax.lax.scan(body, (x, constants), layers, length=num_layers // period)
+    if not deterministic:
+        for block, of_all, of_each in zip(stacked, constants, after, strict=True):
+            nnx.update(block, of_all, of_each)
+    return x
 
 
 def plans_by_block(attention: Attention, plans: Any) -> Sequence[Any]:
@@ -175,9 +204,11 @@ def plans_by_block(attention: Attention, plans: Any) -> Sequence[Any]:
     return plans if isinstance(attention, Layers) else [plans]
 
 
-def _run(block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, plan: Any = None) -> Array:
+def _run(
+    block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, deterministic: bool, plan: Any = None
+) -> Array:
     rngs = None if key is None else nnx.Rngs(dropout=key)
-    return block(x, mask, deterministic=key is None, rngs=rngs, plan=plan)
+    return block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan)
 
 
 def _split(block: EncoderBlock, shared: bool) -> tuple[Any, Any, Any]:

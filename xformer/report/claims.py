@@ -73,6 +73,14 @@ def _cheapest(comparison: Comparison, rows: Sequence[Row], done: Sequence[Row]) 
     )
 
 
+def tasks_note(first: Comparison) -> str:
+    """What the numbers of the table over tasks are."""
+    return (
+        f"Quality with its 95 % interval over seeds. FLOPs and step time are multiples of those of {first.reference}, "
+        "the geometric mean over the tasks."
+    )
+
+
 def flops_note(comparison: Comparison) -> str:
     """What the FLOPs of the main table count and leave out."""
     return (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xformer import extras
-from xformer.report import claims, costs, formatting, patterns, quality, results, style, summary, tables
+from xformer.report import claims, costs, distances, formatting, patterns, quality, results, style, summary, tables
 from xformer.report.costs import CostRow
 from xformer.report.patterns import Pattern
 from xformer.report.results import Comparison
@@ -34,6 +34,23 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a report shows of each variant besides its runs.
+
+    Attributes:
+      cost_rows: what its attention costs at each length.
+      cost_note: on what and with which sizes that was measured.
+      variant_patterns: which pairs it considers.
+      reaches: the furthest position from which anything gets to the first through all layers, where that is not all.
+    """
+
+    cost_rows: Sequence[CostRow] = ()
+    cost_note: str = ""
+    variant_patterns: Mapping[str, Pattern] = dataclasses.field(default_factory=dict)
+    reaches: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Plot:
     file: str
     title: str
@@ -49,67 +66,99 @@ def write(
     cost_rows: Sequence[CostRow] = (),
     cost_note: str = "",
     variant_patterns: Mapping[str, Pattern] | None = None,
+    reaches: Mapping[str, int] | None = None,
 ) -> Report:
     """Writes the report of a comparison, finished or not, into its workdir.
 
     Args:
       workdir: of a comparison: `config.json` and the runs under `runs/`.
-      cost_rows: what each variant's attention costs at each length.
-      cost_note: on what and with which sizes that was measured.
-      variant_patterns: which pairs each variant considers.
+      cost_rows, cost_note, variant_patterns, reaches: see `Measured`.
 
     Raises:
       ValueError: `workdir` holds no comparison.
     """
     workdir = Path(workdir)
     comparison = results.load(workdir)
-    rows = summary.rows(comparison)
-    warnings = [*summary.warnings(comparison), *costs.warnings(cost_rows)]
-    plots = [plot for plot in _plots(workdir, comparison, rows, cost_rows, cost_note, variant_patterns or {}) if plot]
-    main = tables.variants(comparison, rows)
+    part = _part(workdir, comparison, Measured(cost_rows, cost_note, variant_patterns or {}, reaches or {}))
+    return _write_page(workdir, comparison.name, {"": comparison}, [part])
+
+
+def write_tasks(workdir: Path | str, name: str, measured: Mapping[str, Measured]) -> Report:
+    """Writes one report on the comparisons of the same variants on several tasks.
+
+    Args:
+      workdir: holds a comparison's workdir for each task, under the task's name.
+      name: the title.
+      measured: by task, in the order of the report.
+
+    Raises:
+      ValueError: a folder holds no comparison.
+    """
+    workdir = Path(workdir)
+    comparisons = {task: results.load(workdir / task) for task in measured}
+    parts = [_part(workdir, comparison, measured[task], task) for task, comparison in comparisons.items()]
+    return _write_page(workdir, name, comparisons, parts)
+
+
+def _write_page(
+    workdir: Path, title: str, comparisons: Mapping[str, Comparison], parts: Sequence[Mapping[str, Any]]
+) -> Report:
+    several = "" not in comparisons
+    main = tables.tasks(comparisons) if several else parts[0]["main"]
+    first = next(iter(comparisons.values()))
     context = {
-        "title": comparison.name,
+        "title": title,
+        "tasks": main if several else None,
+        "tasks_note": claims.tasks_note(first) if several else "",
+        "parts": parts,
+        "marks": {name: (index, style.marker(index)[1]) for index, name in enumerate(first.variants)},
+        "light": style.LIGHT,
+        "dark": style.DARK,
+    }
+    lines = [_results(task, comparison) for task, comparison in comparisons.items()]
+    _write(workdir / "results.jsonl", "".join(lines).encode())
+    for name in ("report.md", "report.html"):
+        _write(workdir / name, _render(f"{name}.j2", context).encode())
+    warnings = [f"{part['task']}: {line}" if several else line for part in parts for line in part["warnings"]]
+    return Report(workdir / "report.html", main.text(), tuple(warnings))
+
+
+def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str = "") -> dict[str, Any]:
+    """What the page says of one comparison; its pictures are written."""
+    rows = summary.rows(comparison)
+    return {
+        "task": task,
         "lead": claims.lead(comparison, rows),
-        "main": main,
+        "main": tables.variants(comparison, rows),
         "flops_note": claims.flops_note(comparison),
-        "warnings": warnings,
-        "plots": plots,
+        "warnings": [*summary.warnings(comparison), *costs.warnings(measured.cost_rows)],
+        "plots": [plot for plot in _plots(workdir, task, comparison, rows, measured) if plot],
         "runs": tables.runs(comparison),
         "differences": tables.differences(comparison),
         "differences_note": claims.differences_note(comparison),
         "made": _made(comparison),
-        "marks": {name: (index, style.marker(index)[1]) for index, name in enumerate(comparison.variants)},
-        "light": style.LIGHT,
-        "dark": style.DARK,
     }
-    _write(workdir / "results.jsonl", _results(comparison).encode())
-    for name in ("report.md", "report.html"):
-        _write(workdir / name, _render(f"{name}.j2", context).encode())
-    return Report(workdir / "report.html", main.text(), tuple(warnings))
 
 
 def _plots(
-    workdir: Path,
-    comparison: Comparison,
-    rows: Sequence[Row],
-    cost_rows: Sequence[CostRow],
-    cost_note: str,
-    variant_patterns: Mapping[str, Pattern],
+    workdir: Path, task: str, comparison: Comparison, rows: Sequence[Row], measured: Measured
 ) -> list[_Plot | None]:
-    variants, reference = comparison.variants, comparison.reference
+    variants, reference, cost_rows = comparison.variants, comparison.reference, measured.cost_rows
+    folder = f"{task}/" if task else ""
 
-    def plot(file: str, title: str, caption: str, draw: Draw, **more: tables.Table) -> _Plot | None:
+    def plot(name: str, title: str, caption: str, draw: Draw, **more: tables.Table) -> _Plot | None:
+        file = f"{folder}{name}"
         drawn = {
             theme.name + suffix: draw(shape(theme))
             for theme in (style.LIGHT, style.DARK)
             for suffix, shape in (("", lambda theme: theme), ("_narrow", style.Theme.narrow))
         }
-        pictures = {name: picture for name, picture in drawn.items() if picture is not None}
+        pictures = {kind: picture for kind, picture in drawn.items() if picture is not None}
         if len(pictures) < len(drawn):
             (workdir / file).unlink(missing_ok=True)
             return None
         _write(workdir / file, pictures["light"])
-        images = {name: _data_url(picture) for name, picture in pictures.items()}
+        images = {kind: _data_url(picture) for kind, picture in pictures.items()}
         return _Plot(file, title, caption, images, **more)
 
     several = any(row.quality.half_width is not None for row in rows)
@@ -127,7 +176,7 @@ def _plots(
         f"{reference}, at every longer length too.",
         costs.coverage(cost_rows),
         f"FLOPs: {claims.FLOPS}. Left out: {claims.LEFT_OUT}{claims.also(costs.uncounted(cost_rows))}.",
-        cost_note,
+        measured.cost_note,
     ]
     cost_tables = {}
     if cost_rows:
@@ -136,6 +185,8 @@ def _plots(
             "details": tables.lengths(cost_rows, variants),
         }
     return [
+        plot("distances.png", "Accuracy by distance", distances.caption(comparison, over) + guess,
+             lambda theme: distances.picture(comparison, measured.reaches, theme)),
         plot("quality.png", "Quality against training FLOPs",
              f"Validation {comparison.metric} as training goes on; {over}.",
              lambda theme: quality.curves(comparison, theme)),
@@ -148,7 +199,7 @@ def _plots(
              lambda theme: costs.picture(cost_rows, variants, reference, theme), **cost_tables),
         plot("patterns.png", "Which pairs each variant considers",
              "First head of the first layer, each cell the stronger the more of its pairs are considered.",
-             lambda theme: patterns.picture(variant_patterns, theme)),
+             lambda theme: patterns.picture(measured.variant_patterns, theme)),
     ]  # fmt: skip
 
 
@@ -166,8 +217,9 @@ def _made(comparison: Comparison) -> list[tuple[str, str]]:
     return [(label, text) for label, text in found if text]
 
 
-def _results(comparison: Comparison) -> str:
-    rows = [{"variant": run.variant, "status": run.status, "seed": run.seed} | dict(run.result or {})
+def _results(task: str, comparison: Comparison) -> str:
+    of_task = {"task": task} if task else {}
+    rows = [{**of_task, "variant": run.variant, "status": run.status, "seed": run.seed, **(run.result or {})}
             for run in comparison.all_runs()]  # fmt: skip
     return "".join(json.dumps(_finite(row)) + "\n" for row in rows)
 

@@ -61,7 +61,7 @@ def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
     with style.figure(theme, 3.7) as (fig, ax):
         for variant, points in drawn.items():
             flops, means = [x for x, _ in points], [value.mean for _, value in points]
-            lows, highs = zip(*(_ends(comparison, value) for _, value in points), strict=True)
+            lows, highs = zip(*(ends(comparison, value) for _, value in points), strict=True)
             colour = palette.colour(variant)
             ax.plot(flops, means, color=colour, ls=palette.dashes(variant), marker=palette.marker(variant), ms=4.5)
             ax.fill_between(flops, lows, highs, color=colour, alpha=0.13, lw=0)
@@ -70,13 +70,13 @@ def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
         style.log_axis(ax, "x", formatting.tick_flops)
         ax.set_xlabel("training FLOPs so far")
         _quality_axis(ax, comparison, every, "validation", chance)
-        line = _chance_line(ax, chance, theme, baseline_title(comparison))
+        line = chance_line(ax, chance, theme, baseline_title(comparison))
         line += _other_lines(ax, comparison, "validation", theme)
         fig.draw_without_rendering()
-        ends = [(points[-1][0], points[-1][1].mean, name, palette.colour(name)) for name, points in drawn.items()]
+        last = [(points[-1][0], points[-1][1].mean, name, palette.colour(name)) for name, points in drawn.items()]
         lines = [[(x, value.mean) for x, value in points] for points in drawn.values()]
         lines += [[(x, y), (0.8 * x, y)] for x, y, _, _ in line]
-        labels.label_points(ax, [*ends, *line], lines)
+        labels.label_points(ax, [*last, *line], lines)
         return style.png(fig)
 
 
@@ -102,7 +102,7 @@ def pareto(comparison: Comparison, rows: Sequence[Row], theme: style.Theme) -> b
         for ax, panel in zip(axes.flat, panels, strict=True):
             shown = [row for row in rows if _positive(panel.cost(row))]
             places = [(panel.cost(row), row.quality.mean, row.variant, palette.colour(row.variant)) for row in shown]
-            bars = [[(panel.cost(row), end) for end in _ends(comparison, row.quality)] for row in shown]
+            bars = [[(panel.cost(row), end) for end in ends(comparison, row.quality)] for row in shown]
             best = [
                 (panel.cost(row), row.quality.mean) for row in front(shown, panel.cost, comparison.higher_is_better)
             ]
@@ -120,7 +120,7 @@ def _draw_panel(ax: Axes, panel: Panel, comparison: Comparison, rows: Sequence[R
     )  # fmt: skip
     for row, x in zip(shown, costs, strict=True):
         colour = palette.colour(row.variant)
-        low, high = _ends(comparison, row.quality)
+        low, high = ends(comparison, row.quality)
         bar = [[row.quality.mean - low], [high - row.quality.mean]]
         ax.errorbar(
             x, row.quality.mean, yerr=None if row.quality.half_width is None else bar, fmt=palette.marker(row.variant),
@@ -131,7 +131,7 @@ def _draw_panel(ax: Axes, panel: Panel, comparison: Comparison, rows: Sequence[R
     style.margins_log(ax, costs)
     style.log_axis(ax, "x", panel.tick)
     _quality_axis(ax, comparison, [row.quality for row in rows], "test")
-    _chance_line(ax, baseline(comparison, "test"), palette.theme, baseline_title(comparison))
+    chance_line(ax, baseline(comparison, "test"), palette.theme, baseline_title(comparison))
     _other_lines(ax, comparison, "test", palette.theme)
 
 
@@ -153,7 +153,7 @@ def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
 
 
-def _ends(comparison: Comparison, value: Estimate) -> tuple[float, float]:
+def ends(comparison: Comparison, value: Estimate) -> tuple[float, float]:
     """Both ends of the interval over seeds; that of an accuracy ends at 0 and 1."""
     half = value.half_width or 0.0
     low, high = value.mean - half, value.mean + half
@@ -164,9 +164,9 @@ def _quality_axis(
     ax: Axes, comparison: Comparison, values: Sequence[Estimate], split: str, also: float = math.nan
 ) -> None:
     """A y axis that holds every interval whole, and the value `also`."""
-    ends = [end for value in values for end in _ends(comparison, value)]
-    ends += [also] if math.isfinite(also) else []
-    low, high = min(ends), max(ends)
+    shown = [end for value in values for end in ends(comparison, value)]
+    shown += [also] if math.isfinite(also) else []
+    low, high = min(shown), max(shown)
     margin = 0.06 * (high - low) or 0.02
     ax.set_ylim(low - margin, high + margin)
     ax.set_ylabel(f"{split} {comparison.metric}")
@@ -174,7 +174,7 @@ def _quality_axis(
         style.percent_axis(ax)
 
 
-def _chance_line(ax: Axes, score: float, theme: style.Theme, title: str) -> list[labels.Label]:
+def chance_line(ax: Axes, score: float, theme: style.Theme, title: str) -> list[labels.Label]:
     """Draws what a guesser scores that reads nothing, if the axis reaches it; what to write at the line's end."""
     low, high = ax.get_ylim()
     if not low <= score <= high:

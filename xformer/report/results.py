@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 METRICS = {"accuracy": "max", "loss": "min"}  # where results say nothing, in order of preference: which way is better
 
@@ -73,6 +76,19 @@ class Run:
     def test(self, metric: str) -> float:
         """A metric on the test split, NaN where the run has none."""
         return number((self.result or {}).get("test"), metric)
+
+    @property
+    def pooling(self) -> str:
+        """What the model makes one vector of, "cls" or "mean"; empty where its config says nothing."""
+        return str(mapping(self.config.get("model")).get("pooling", ""))
+
+    def test_examples(self) -> dict[str, np.ndarray]:
+        """What was kept of each test example, [..., examples] for metrics and [examples, ...] for the rest."""
+        try:
+            with np.load(self.folder / "test_examples.npz") as kept:
+                return {name: kept[name] for name in kept.files}
+        except (OSError, ValueError, zipfile.BadZipFile):  # none, or damaged
+            return {}
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
         """(training FLOPs so far, metric on the validation split) of every evaluation, in order of steps."""

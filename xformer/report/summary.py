@@ -100,13 +100,17 @@ def _over(runs: Sequence[Run], key: str, combine: Callable[[list[float]], float]
 
 
 def baseline_of(run: Run, metric: str, split: str = "test") -> float:
-    """What a guesser scores that reads nothing, NaN where the result doesn't say.
+    """What a trivial guesser scores, NaN where the result doesn't say.
 
-    For an accuracy that is always answering the commonest class of the split, where classes have shares; else what the
-    result's own baseline scores.
+    That is what the result's own baseline scores; or for an accuracy always answering the commonest class of the split,
+    where classes have shares, if that is more.
     """
-    majority = number(run.info.get("majority_accuracy"), split) if metric == "accuracy" else math.nan
-    return majority if math.isfinite(majority) else run.guess(metric, split)
+    known = [value for value in (run.guess(metric, split), _majority(run, metric, split)) if math.isfinite(value)]
+    return max(known, default=math.nan) if metric == "accuracy" else next(iter(known), math.nan)
+
+
+def _majority(run: Run, metric: str, split: str) -> float:
+    return number(run.info.get("majority_accuracy"), split) if metric == "accuracy" else math.nan
 
 
 def baseline(comparison: Comparison, split: str) -> float:
@@ -128,11 +132,12 @@ def above(comparison: Comparison) -> str:
 
 def guesser(comparison: Comparison) -> str:
     """What the baseline does, for the middle of a sentence: "always answering the commonest class"."""
-    runs = list(comparison.all_runs())
-    names = [run.guesser for run in runs if run.guesser]
-    if not names or any("majority_accuracy" in run.info for run in runs):
-        return "always answering the commonest class"
-    return f"a guesser that {names[0]}"
+    metric = comparison.metric
+    for run in comparison.all_runs():
+        majority = _majority(run, metric, "test")
+        if run.guesser and not run.guess(metric, "test") <= majority:
+            return f"a guesser that {run.guesser}"
+    return "always answering the commonest class"
 
 
 def baseline_title(comparison: Comparison) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xformer.report import costs, formatting, summary
 from xformer.report.costs import CostRow
@@ -89,6 +89,41 @@ def _variant(row: Row, reference: Row, metric: str, waits: bool, compare: bool) 
         formatting.mebibytes(row.peak_memory_bytes),
     )
     return (*cells, formatting.percent(row.input_wait)) if waits else cells
+
+
+def tasks(comparisons: Mapping[str, Comparison]) -> Table:
+    """The same variants on several tasks, one column a task, as Long Range Arena shows them, then the mean and cost.
+
+    FLOPs and step time are those relative to the reference, the geometric mean over the tasks.
+    """
+    first = next(iter(comparisons.values()))
+    by_task = {task: {row.variant: row for row in summary.rows(one)} for task, one in comparisons.items()}
+    body = []
+    for name in first.variants:
+        rows = {task: found[name] for task, found in by_task.items()}
+        references = {task: found[first.reference] for task, found in by_task.items()}
+        qualities = [formatting.quality(row.quality, comparisons[task].metric) for task, row in rows.items()]
+        mean = _mean([row.quality.mean for row in rows.values()])
+        times = [
+            _geometric_mean([getattr(row, key) / getattr(references[task], key) for task, row in rows.items()])
+            for key in ("train_flops", "step_time_ms")
+        ]
+        body.append((name, *qualities, formatting.percent(mean), *(formatting.ratio(value, 1.0) for value in times)))
+    metrics = {one.metric for one in comparisons.values()}
+    headers = ("variant", *(f"{task}: test {one.metric}" for task, one in comparisons.items()), "mean",
+               "training FLOPs", "step time")  # fmt: skip
+    if metrics != {"accuracy"}:  # other metrics have no common scale
+        place = 1 + len(comparisons)
+        headers, body = (*headers[:place], *headers[place + 1 :]), [(*row[:place], *row[place + 1 :]) for row in body]
+    return Table(headers, tuple(body))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(_mean([math.log(value) for value in values])) if all(value > 0 for value in values) else math.nan
 
 
 def runs(comparison: Comparison) -> Table:

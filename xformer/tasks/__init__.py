@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from xformer.checks import did_you_mean
+from xformer.lookup import Table
 from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
 from xformer.tasks.family import Family
+from xformer.tasks.image import Image
 from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
 from xformer.tasks.linux_docs import LinuxDocs
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
+from xformer.tasks.metric import Judged, Metric
 from xformer.tasks.multi_label import MultiLabel
+from xformer.tasks.needle import Needle, Order
+from xformer.tasks.pathfinder import Pathfinder
+from xformer.tasks.recall import Recall
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
 from xformer.tasks.sentiment import Sentiment
@@ -29,7 +34,7 @@ from xformer.tasks.sizes import Sizes
 from xformer.tasks.tagging import Tagging
 from xformer.tasks.token_classification import TokenClassification
 
-TASKS: Mapping[str, type[Task]] = MappingProxyType(
+TASKS: Table[type[Task]] = Table(
     {
         "listops": ListOps,
         "imdb": Imdb,
@@ -38,7 +43,13 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         "documents": Documents,
         "retrieval": Retrieval,
         "tagging": Tagging,
-    }
+        "needle": Needle,
+        "order": Order,
+        "recall": Recall,
+        "pathfinder": Pathfinder,
+        "image": Image,
+    },
+    kind=Task,
 )
 """The tasks by the name a config gives them."""
 
@@ -46,19 +57,20 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
 def build(config: Mapping[str, Any]) -> Task:
     """The task of `{"name": ..., **options}`, the options being those of its class.
 
+    A name is one of `TASKS` or `"package.module:Class"`.
+
     Raises ValueError for a name or an option that doesn't exist, or a value that an option doesn't take.
     """
     options = dict(config)
     name = options.pop("name", None)
-    if name not in TASKS:
-        raise ValueError(f"task.name must be one of {', '.join(TASKS)}, got {name!r}{did_you_mean(name, TASKS)}")
-    allowed = [field.name for field in dataclasses.fields(TASKS[name])]
+    task = TASKS.find("task.name", name)
+    allowed = [field.name for field in dataclasses.fields(task) if field.init]
     for key in options:
         if key not in allowed:
             raise ValueError(
                 f"task.{key} is no option of {name}; allowed: {', '.join(allowed)}{did_you_mean(key, allowed)}"
             )
-    return TASKS[name](**options)
+    return task(**options)
 
 
 __all__ = [
@@ -67,11 +79,18 @@ __all__ = [
     "DataMissing",
     "Documents",
     "Family",
+    "Image",
     "Imdb",
+    "Judged",
     "LinuxDocs",
     "ListOps",
+    "Metric",
     "MultiLabel",
+    "Needle",
+    "Order",
+    "Pathfinder",
     "Preprocessing",
+    "Recall",
     "Regression",
     "Retrieval",
     "Sentiment",

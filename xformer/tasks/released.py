@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,6 @@ def data_root(data_dir: str | Path | None) -> Path:
     return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
 
 
-def find_tfds(root: Path, name: str) -> Path | None:
-    """The newest version of a TFDS data set `name` or `name/config` that can be read without TensorFlow."""
-    for info in sorted((root / name).glob("**/dataset_info.json"), reverse=True):
-        unfinished = info.parent.name.startswith("incomplete")
-        if not unfinished and json.loads(info.read_text(encoding="utf-8")).get("fileFormat") == "array_record":
-            return info.parent
-    return None
-
-
 def tfds_rows(prepared: Path, split: str, text_field: str = "text") -> list[Row]:
     """All rows of a split of a prepared TFDS data set of `text_field` and `label`."""
     source: Any = extras.load("tensorflow_datasets").builder_from_directory(prepared).as_data_source(split=split)
@@ -44,7 +34,7 @@ def tfds_rows(prepared: Path, split: str, text_field: str = "text") -> list[Row]
 
 
 def how_to_tfds(root: Path, name: str) -> str:
-    """What has to be done for `find_tfds` to find it, for a message."""
+    """What has to be done for `location.prepared_tfds` to find it, for a message."""
     return (
         f"prepare TFDS {name} there (tfds build {name} --file_format=array_record --data_dir={root}, which needs "
         "TensorFlow and a network once)"

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from xformer.tasks import checks
+from xformer.tasks import arena_files, checks
 from xformer.tasks.labels import Labels, OneClass
 from xformer.tasks.own_files import OwnFiles
 from xformer.tasks.text import Source, Texts, digest
@@ -24,6 +24,9 @@ class Retrieval(OwnFiles):
     path: `.jsonl`, `.csv` or `.tsv` with the fields `text_field`, `text2_field` and `label_field`; other fields as for
     `Documents`. A pair is in one split only, but a document of several pairs may be in more; files of their own for
     validation and test keep them apart.
+
+    A folder with the Long Range Arena's `new_aan_pairs.train.tsv`, `.eval.tsv` and `.test.tsv` is read as it is: two
+    papers of the ACL Anthology Network, and whether one cites the other.
 
     "": generated pairs of letter sequences of about half of `max_len` up to all of it, at most 64. Each has one of 8
     topics, three letters that make up 30 % of it; the label says whether both have the same ("same", half of the pairs)
@@ -71,10 +74,17 @@ class Retrieval(OwnFiles):
         return OneClass()
 
     def _source(self, data_dir: str | Path | None) -> Source:
+        if self.path and arena_files.is_release(folder := Path(self.path).expanduser()):
+            if self.validation_path or self.test_path:
+                raise ValueError("validation_path, test_path: the folder of the arena's release has its own splits")
+            files = arena_files.paths(folder, arena_files.PAPERS)
+            key = digest("arena papers 1", *(path.read_bytes() for path in files.values()))
+            return Source(f"the arena's release in {folder}", key, lambda: arena_files.papers(files))
         if self.path:
             for path in self._paths.values():
                 if path.is_dir():
-                    raise ValueError(f"path: got {str(path)!r}, takes a .jsonl, .csv or .tsv file with pairs of texts")
+                    takes = "a .jsonl, .csv or .tsv file with pairs of texts, or the arena's folder"
+                    raise ValueError(f"path: got {str(path)!r}, takes {takes}")
             return super()._source(data_dir)
         sizes = (self.num_train, self.num_validation, self.num_test)
         key = digest("generated pairs 1", str((*sizes, self.data_seed, self._longest)))

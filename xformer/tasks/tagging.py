@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from xformer.tasks import store, vocab
+from xformer.tasks import baseline, store, vocab
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.family import Family
 from xformer.tasks.listops import ListOps, PresetName
@@ -41,10 +42,8 @@ class Tagging(ListOps):
 
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         def make() -> store.Corpus:
-            if progress:
-                progress(f"tagging: generating {sum(self.split_sizes.values()):,} expressions of {self.preset}")
+            facts = self.begin("tagging", progress)
             splits = {split: tagged(examples) for split, examples in self.generate(progress=progress).items()}
-            facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
             return store.Corpus(splits, vocab.Symbols(SYMBOLS), CLASS_NAMES, facts)
 
         store.write(self._directory(data_dir), make)
@@ -53,6 +52,9 @@ class Tagging(ListOps):
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return TaskData(store.read(self._directory(data_dir)), self.length, self.family)
+
+    def baseline(self, data: TaskData) -> dict[str, Any]:
+        return baseline.scores(self, data)
 
     def _directory(self, data_dir: str | Path | None) -> Path:
         own = super()._directory(data_dir)

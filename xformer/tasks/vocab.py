@@ -100,6 +100,31 @@ class Symbols(Vocabulary):
         return {"kind": "symbols", "symbols": list(self.symbols)}
 
 
+@dataclasses.dataclass(frozen=True)
+class Pixels(Vocabulary):
+    """Grey values from 0, black, to `levels - 1`, each its value plus one; as a text, numbers with spaces between."""
+
+    levels: int
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return self.levels + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Raises ValueError if the text holds anything but such numbers and white space."""
+        words = text.split()
+        wrong = next((word for word in words if not (word.isdecimal() and int(word) < self.levels)), None)
+        if wrong is not None:
+            raise ValueError(f"a pixel must be a number from 0 to {self.levels - 1}, got {wrong!r}")
+        return [int(word) + 1 for word in words]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(str(index - 1) for index in map(int, ids) if index > 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "pixels", "levels": self.levels}
+
+
 class Subword(Vocabulary):
     """Byte-level BPE (Sennrich et al. 2016; Radford et al. 2019), so that any text has ids and comes back unchanged.
 
@@ -150,9 +175,11 @@ def from_json(data: dict[str, Any]) -> Vocabulary:
             return Bytes()
         case "symbols":
             return Symbols(tuple(data["symbols"]))
+        case "pixels":
+            return Pixels(data["levels"])
         case "subword":
             return Subword(json.dumps(data["tokenizer"]))
-    raise ValueError(f"a stored vocabulary has kind {data.get('kind')!r}; allowed: bytes, symbols, subword")
+    raise ValueError(f"a stored vocabulary has kind {data.get('kind')!r}; allowed: bytes, symbols, pixels, subword")
 
 
 def load(path: str | Path) -> Vocabulary:

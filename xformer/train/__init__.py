@@ -1,12 +1,16 @@
 """The training engine. It knows no attention, no model and no task by name."""
 
+from xformer.train.callbacks import CALLBACKS, Callback, EarlyStopping, ExponentialMovingAverage, Run
+from xformer.train.engine import Engine
 from xformer.train.errors import (
+    CallbackFailed,
     CheckpointError,
     DataChanged,
     Diverged,
     Interrupted,
     OutOfMemory,
     ProcessLost,
+    WarmStartError,
     WorkdirBusy,
     WorkdirMismatch,
 )
@@ -15,14 +19,22 @@ from xformer.train.settings import TrainConfig
 from xformer.train.trainer import Trainer
 
 __all__ = [
+    "CALLBACKS",
+    "Callback",
+    "CallbackFailed",
     "CheckpointError",
     "DataChanged",
     "Diverged",
+    "EarlyStopping",
+    "Engine",
+    "ExponentialMovingAverage",
     "Interrupted",
     "OutOfMemory",
     "ProcessLost",
+    "Run",
     "TrainConfig",
     "Trainer",
+    "WarmStartError",
     "WorkdirBusy",
     "WorkdirMismatch",
     "restore_model",

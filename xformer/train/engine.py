@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from flax import nnx
 
 from xformer.train import health, memory, parallel
 from xformer.train import step as steps
+from xformer.train.callbacks import Callbacks
 from xformer.train.example_values import Kept
 from xformer.train.settings import TrainConfig
 from xformer.train.step import INDEX, Task, TrainState
@@ -96,13 +98,38 @@ def planned_bytes(compiled: Any) -> int | None:
     return int(sizes - plan.alias_size_in_bytes)
 
 
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What is compiled of a run, and shared by runs that differ in their seed at most.
+
+    Attributes:
+      graphdef: the model's static structure.
+      whole: the training step on one device, not compiled, to count and to look into.
+      flops: what was counted of it, by the shapes of the batch.
+    """
+
+    graphdef: nnx.GraphDef
+    whole: Callable[..., Any]
+    train: Compiled
+    evaluate: Compiled
+    flops: dict[Any, tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
+
+
 class Engine:
     """Model, optimizer and task compiled for a mesh of devices.
+
+    The seed is no part of what is compiled: initial parameters and keys of dropout are arguments of the steps.
+
+    Args:
+      like: an engine for which `model_fn`, `optimizer` and `schedule` were made of the same settings, and whose task
+        computes the same of a batch: its steps serve this one too, if both have an equal `train`, whose `num_steps` may
+        come of the data and decides the schedule, and states of one structure.
 
     Attributes:
       layout: where arrays lie.
       abstract: shapes, dtypes and shardings of the train state.
       finish: the task's, which makes metrics of sums.
+      train_step, eval_step: compiled at their first call.
     """
 
     def __init__(
@@ -113,33 +140,73 @@ class Engine:
         schedule: Callable[[Any], jax.Array],
         train: TrainConfig,
         seed: int,
+        callbacks: Callbacks = steps.NO_CALLBACKS,
+        like: Engine | None = None,
     ) -> None:
         self.layout = parallel.make_layout(train)
         self._train, self._task, self._root = train, task, seed
         self.finish = task.finish
-        self._initialize = lambda: steps.initialize(model_fn, optimizer, seed)
-        self._graphdef, initial = self._initialize()
+        self._initialize = lambda: steps.initialize(model_fn, optimizer, seed, callbacks)
+        graphdef, initial = self._initialize()
         self._initial: TrainState | None = initial
         shardings = self.layout.shardings(initial)
         place = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
         self.abstract: TrainState = jax.tree.map(place, initial, shardings)
         self._seed = jax.device_put(np.uint32(seed), self.layout.replicated)
-        make = lambda axis: steps.train_step(
-            self._graphdef, task, optimizer, schedule, accumulate=train.accumulate, axis_name=axis
-        )
-        self._whole_step = make(None)
-        axis = self.layout.axis_name
-        out = (shardings, self.layout.replicated)
-        self.train_step = Compiled("training step", self.layout.wrap(make(axis), donate=True, out=out))
-        self.eval_step = Compiled(
-            "evaluation step", self.layout.wrap(steps.eval_step(self._graphdef, task, axis_name=axis))
-        )
+        self._fresh = lambda params: (jax.jit(optimizer.init)(params), callbacks.init_arrays(params))
+        self._evaluation_params = jax.jit(callbacks.evaluation_params, out_shardings=shardings.params)
+
+        def make_steps() -> Steps:
+            axis = self.layout.axis_name
+            make = lambda axis: steps.train_step(
+                graphdef,
+                task,
+                optimizer,
+                schedule,
+                accumulate=train.accumulate,
+                axis_name=axis,
+                callbacks=callbacks,
+            )
+            on_mesh = self.layout.wrap(make(axis), donate=True, out=(shardings, self.layout.replicated))
+            evaluate = self.layout.wrap(steps.eval_step(graphdef, task, axis_name=axis))
+            return Steps(
+                graphdef, make(None), Compiled("training step", on_mesh), Compiled("evaluation step", evaluate)
+            )
+
+        state = lambda engine: jax.tree.flatten(engine.abstract)
+        described = lambda engine, graphdef: (engine._train, engine.layout, graphdef, *state(engine))
+        shared = like is not None and described(like, like.steps.graphdef) == described(self, graphdef)
+        self.steps: Steps = like.steps if like is not None and shared else make_steps()
+        self.train_step, self.eval_step = self.steps.train, self.steps.evaluate
 
     def init(self) -> TrainState:
         """The state at step 0, the same on every layout."""
         initial = self._initial if self._initial is not None else self._initialize()[1]
         self._initial = None
         return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), initial, self.abstract)
+
+    def started_from(self, state: TrainState, params: Any, rest: Any) -> TrainState:
+        """The state at step 0 with other parameters: optimizer and callbacks start afresh from them."""
+        opt_state, arrays = self._fresh(params)
+        place = lambda x, like: jax.device_put(x, like.sharding)
+        opt_state = jax.tree.map(place, opt_state, self.abstract.opt_state)
+        arrays = jax.tree.map(place, arrays, self.abstract.callbacks)
+        return TrainState(state.step, params, rest, opt_state, arrays)
+
+    def variables(self, state: TrainState) -> tuple[Any, Any]:
+        """(parameters, rest) that are evaluated and loaded: those of the model, unless a callback averages them."""
+        params = self._evaluation_params(state.callbacks, state.params) if state.callbacks else state.params
+        return params, state.rest
+
+    def checkpoint(self, state: TrainState) -> dict[str, Any]:
+        """What a checkpoint of the state holds, arrays or shapes: `model`, which is loaded, and what going on needs."""
+        optimizer = {"step": state.step, "opt_state": state.opt_state}
+        if not state.callbacks:
+            return {"model": {"params": state.params, "rest": state.rest}, "optimizer": optimizer}
+        shapes = isinstance(state.step, jax.ShapeDtypeStruct)
+        params, rest = (state.params, state.rest) if shapes else self.variables(state)
+        own = {"params": state.params, "callbacks": state.callbacks}
+        return {"model": {"params": params, "rest": rest}, "optimizer": optimizer | own}
 
     def step(self, state: TrainState, batch: Mapping[str, np.ndarray]) -> tuple[TrainState, dict[str, Any]]:
         """One optimizer step on this process's rows of a batch; `state` is used up. Returns without waiting."""
@@ -153,7 +220,7 @@ class Engine:
         devices = self.layout.mesh.size if self.layout.pmap else None
         options: dict[str, Any] = {"accumulate": self._train.accumulate, "num_devices": devices}
         whole = self.layout.fetch(batch)
-        return health.locate(self._graphdef, self._task, self.layout.gather(state), whole, self._root, **options)
+        return health.locate(self.steps.graphdef, self._task, self.layout.gather(state), whole, self._root, **options)
 
     def train_batches(self, data: Data, seed: int) -> Any:
         """This process's share of the endless shuffled training batches."""
@@ -221,5 +288,8 @@ class Engine:
 
         _, count = self.layout.data_shard(self._train.batch_size)
         whole = {name: jax.ShapeDtypeStruct((len(x) * count, *x.shape[1:]), x.dtype) for name, x in batch.items()}
-        counted = cost.count(self._whole_step, self.abstract, whole, jax.ShapeDtypeStruct((), np.uint32))
-        return counted.flops, counted.uncounted
+        shapes = tuple((name, *x.shape) for name, x in sorted(whole.items()))
+        if shapes not in self.steps.flops:
+            counted = cost.count(self.steps.whole, self.abstract, whole, jax.ShapeDtypeStruct((), np.uint32))
+            self.steps.flops[shapes] = counted.flops, counted.uncounted
+        return self.steps.flops[shapes]

@@ -28,6 +28,14 @@ class CheckpointError(RuntimeError):
     """A checkpoint can't be written, or none is there to be read."""
 
 
+class CallbackFailed(RuntimeError):
+    """A callback raised an error; the message names it and what it raised."""
+
+
+class WarmStartError(ValueError):
+    """What `train.init_from` names can't be started from."""
+
+
 class OutOfMemory(RuntimeError):
     """A step does not fit the memory of a device."""
 

@@ -55,7 +55,7 @@ def _in_part(graphdef: nnx.GraphDef, task: Task, state: TrainState, batch: Batch
     graphdef, params, rest = split(model)
 
     def loss(params: Any, watch: Callable[[nnx.Module], Any]) -> jax.Array:
-        model = nnx.merge(graphdef, params, rest)
+        model = nnx.merge(graphdef, params, rest, copy=True)
         with watch(model):
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
         return reduce(task.metrics(outputs, batch))["loss"][0]

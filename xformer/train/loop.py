@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from xformer.train.callbacks import Callbacks, Run
 from xformer.train.checkpoint import Checkpoints
 from xformer.train.engine import Data, Engine
 from xformer.train.errors import Diverged, Interrupted
@@ -36,7 +37,8 @@ UNDER_WAY = 2
 class Loop:
     """One process's pass through a run; `position` is kept up to date.
 
-    `select` is the metric to select by, and whether less ("min") or more ("max") of it is better.
+    `run` is what callbacks are told of the run: also the metric to select by, and whether less ("min") or more ("max")
+    of it is better.
     """
 
     def __init__(
@@ -50,12 +52,12 @@ class Loop:
         interruption: Interruption,
         feed: Feed,
         position: Position,
-        select: tuple[str, str],
+        callbacks: Callbacks,
+        run: Run,
     ) -> None:
         self._engine, self._data, self._train, self._checkpoints = engine, data, train, checkpoints
         self._writer, self._progress, self._interruption, self._feed = writer, progress, interruption, feed
-        self.position = position
-        self._metric, self._mode = select
+        self.position, self._callbacks, self._run = position, callbacks, run
         feed.check = self.check
         self._started = self._saved = position.step
         self._dispatched = position.step
@@ -71,10 +73,14 @@ class Loop:
         Raises:
           Interrupted, Diverged, CheckpointError: see `Trainer.fit`.
         """
+        self._callbacks.start(self._now())
         self._after_step(state)
-        while self._dispatched < self._train.num_steps:
+        while self._dispatched < self._train.num_steps and self.position.stopped is None:
             state = self._step(state)
             self._after_step(state)
+
+    def _now(self) -> Run:
+        return dataclasses.replace(self._run, step=self.position.step)
 
     def check(self) -> None:
         """Raises Interrupted if a signal came; not in a run of many processes, which have to agree on where to stop."""
@@ -152,6 +158,9 @@ class Loop:
         typical = statistics.median(position.step_seconds[-20:]) if position.step_seconds else None
         tokens = position.tokens / step
         self._progress.step(step, loss, typical, tokens, position.flops_per_step, log)
+        if self._callbacks:
+            learning = {name: float(value) for name, value in report["health"].items()}
+            self._callbacks.step(self._now(), this.means(self._engine.finish) | learning)
 
     def _after_step(self, state: TrainState) -> None:
         """What is due after the last dispatched step: evaluation, checkpoint, the end."""
@@ -173,29 +182,32 @@ class Loop:
             except Interrupted as interrupted:
                 self._save(state, evaluated=False)
                 raise self._interrupted(f"{self._interruption.requested} came") from interrupted
-        if save:
+        if save or (evaluate and position.stopped):
             self._save(state)
         self._clock = time.perf_counter()
-        if reason and not last:
+        if reason and not last and position.stopped is None:
             raise self._interrupted(reason)
 
     def _evaluate(self, state: TrainState) -> bool:
         """Evaluates the validation split; whether it is the best so far."""
         position = self.position
         watch = self._progress.watch("validation", self.check)
-        metrics = self._engine.evaluate((state.params, state.rest), self._data, "validation", watch)
+        metrics = self._engine.evaluate(self._engine.variables(state), self._data, "validation", watch)
         bad = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
             raise self._diverged(position.step, f"validation {bad[0]}", in_training=False)
         self._row("validation", metrics)
         position.evaluated = True
-        value, best = metrics[self._metric], position.best
-        sign = 1 if self._mode == "max" else -1
+        value, best = metrics[self._run.select_metric], position.best
+        sign = 1 if self._run.select_mode == "max" else -1
         better = best is None or sign * value > sign * best["value"]
         if better:
             position.best = {"step": position.step, "value": value, "metrics": metrics}
         numbers = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name not in COUNTS)
         self._progress.say(f"step {position.step}: validation {numbers}{' (best so far)' if better else ''}")
+        position.stopped = self._callbacks.evaluation(self._now(), metrics)
+        if position.stopped is not None:
+            self._progress.say(f"ends after step {position.step} of {self._train.num_steps}: {position.stopped}")
         return better
 
     def _row(self, split: str, values: Mapping[str, Any]) -> None:
@@ -209,10 +221,8 @@ class Loop:
         position.evaluated = evaluated
         if self._writer is not None:
             self._writer.sync()
-        trees = {
-            "model": {"params": state.params, "rest": state.rest},
-            "optimizer": {"step": state.step, "opt_state": state.opt_state},
-        }
+        position.callbacks = self._callbacks.state()
+        trees = self._engine.checkpoint(state)
         self._checkpoints.save(position.step, trees, dataclasses.asdict(position), self._feed.state)
         self._saved = position.step
 
@@ -220,8 +230,8 @@ class Loop:
         totals = Totals()
         totals.add(report)
         known = totals.means(self._engine.finish)
-        if self._metric not in known:
-            raise ValueError(f"select_metric must be one of {', '.join(known)}, got {self._metric!r}")
+        if (metric := self._run.select_metric) not in known:
+            raise ValueError(f"select_metric must be one of {', '.join(known)}, got {metric!r}")
 
     def _diverged(self, step: int, what: str, in_training: bool = True) -> Diverged:
         steps = self._checkpoints.steps()

@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from xformer.lookup import Table, is_dotted
+
 Schedule = Callable[[Any], jax.Array]
 
 
 def build(
-    name: Literal["adamw", "adam", "sgd", "lion"] = "adamw",
+    name: Literal["adamw", "adam", "sgd", "lion"] | str = "adamw",
     learning_rate: float = 1e-3,
     schedule: Literal["constant", "cosine", "rsqrt"] = "constant",
     warmup_steps: int = 0,
@@ -28,50 +30,59 @@ def build(
     momentum: float | None = None,
     *,
     num_steps: int,
+    **own: Any,
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer and its schedule.
 
     Args:
       name: "adamw" (Loshchilov and Hutter 2019, algorithm 2), "adam" (Kingma and Ba 2015), "sgd" (with optional
-        momentum) or "lion" (Chen et al. 2023, algorithm 2).
+        momentum) or "lion" (Chen et al. 2023, algorithm 2); or "package.module:function" (such as "optax:adafactor"):
+        what takes the schedule as its first argument and gives an `optax.GradientTransformation`.
       learning_rate: the peak, reached at the end of the warmup.
       schedule: what follows the warmup; see `learning_rate_schedule`.
       warmup_steps: steps of linear warmup; 0 for none. May exceed `num_steps`: the peak is then never reached.
       weight_decay: decoupled from the gradient in adamw and lion, added to it in sgd, refused by adam. Biases, norm
-        scales and other vectors don't decay (see `decays`).
+        scales and other vectors don't decay (see `decays`). A function from outside is given it if it takes it.
       clip_norm: gradients whose global norm is above this are scaled down to it, before anything else; None: never.
       end_factor: for "cosine" only: share of the peak that is left at `num_steps`; None: 0.
       b1, b2, eps: moment decay and stabiliser of adamw and adam; b1 and b2 of lion; None: the paper's value.
       momentum: of sgd only; None: no momentum.
       num_steps: length of the whole run in steps.
+      own: the other arguments of a function from outside.
 
     Returns:
       The optax transformation and the schedule: step (from 0) -> float32 learning rate.
 
     Raises:
-      ValueError: a value out of range, or one that the chosen optimizer or schedule would not use.
+      ValueError: a value out of range, or one that the chosen optimizer or schedule would not use; a name that can't be
+        found, or a function that does not give an optimizer.
     """
-    _check_range(name, learning_rate, warmup_steps, weight_decay, clip_norm)
+    make = OPTIMIZERS.find("name", name)
+    _check_range(learning_rate, warmup_steps, weight_decay, clip_norm)
     rate = learning_rate_schedule(schedule, learning_rate, warmup_steps, num_steps, end_factor)
-    make = OPTIMIZERS[name]
     takes = inspect.signature(make).parameters
-    given = {"b1": b1, "b2": b2, "eps": eps, "momentum": momentum, "weight_decay": weight_decay or None}
+    given = {"b1": b1, "b2": b2, "eps": eps, "momentum": momentum, "weight_decay": weight_decay or None, **own}
+    if is_dotted(name) and "weight_decay" in takes:
+        given["weight_decay"] = weight_decay
     hyperparameters = {key: value for key, value in given.items() if value is not None}
     for key, value in hyperparameters.items():
         if key not in takes:
             others = [other for other, maker in OPTIMIZERS.items() if key in inspect.signature(maker).parameters]
-            raise ValueError(f"{key}: optimizer {name!r} takes none, got {value!r}; only {', '.join(others)} do")
-        if key != "weight_decay" and not (0 <= value < 1 if key != "eps" else value > 0):
+            hint = f"only {', '.join(others)} do" if others else f"it takes {', '.join(list(takes)[1:])}"
+            raise ValueError(f"{key}: optimizer {name!r} takes none, got {value!r}; {hint}")
+        if not is_dotted(name) and key != "weight_decay" and not (0 <= value < 1 if key != "eps" else value > 0):
             raise ValueError(f"{key} must be {'positive' if key == 'eps' else 'at least 0 and below 1'}, got {value!r}")
     optimizer = make(rate, **hyperparameters)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(
+            f"name: {name!r} must give an optax.GradientTransformation, got {type(optimizer).__name__!r} object"
+        )
     if clip_norm is not None:
         optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
     return optimizer, rate
 
 
-def _check_range(name: str, rate: float, warmup_steps: int, weight_decay: float, clip_norm: float | None) -> None:
-    if name not in OPTIMIZERS:
-        raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
+def _check_range(rate: float, warmup_steps: int, weight_decay: float, clip_norm: float | None) -> None:
     if not 0 < rate < math.inf:
         raise ValueError(f"learning_rate must be positive, got {rate!r}")
     if not 0 <= warmup_steps < 2**31:  # optax counts steps in int32
@@ -140,9 +151,6 @@ def _lion(rate: Schedule, b1: float = 0.9, b2: float = 0.99, weight_decay: float
     return optax.lion(rate, b1, b2, weight_decay=weight_decay, mask=decays)
 
 
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "adamw": _adamw,
-    "adam": _adam,
-    "sgd": _sgd,
-    "lion": _lion,
-}
+OPTIMIZERS: Table[Callable[..., optax.GradientTransformation]] = Table(
+    {"adamw": _adamw, "adam": _adam, "sgd": _sgd, "lion": _lion}
+)

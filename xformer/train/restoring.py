@@ -1,16 +1,19 @@
-"""Which checkpoint of a run is used, and its parameters put into a model."""
+"""Which checkpoint of a run is used, and its arrays put into a model or back into a run."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import jax
 from flax import nnx
 
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import Checkpoints
+from xformer.train.engine import Engine
 from xformer.train.errors import CheckpointError
+from xformer.train.run_state import Position
 from xformer.train.step import split
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,30 @@ def restore_model(workdir: str | Path, model: nnx.Module, which: str = "best") -
     restored = checkpoints.restore(step, "model", jax.tree.map(place, {"params": params, "rest": rest}))
     nnx.update(model, restored["params"], restored["rest"])
     return step
+
+
+def resume(engine: Engine, checkpoints: Checkpoints) -> tuple[Any, Position, Any]:
+    """(state, position, data state) of the newest intact checkpoint, or of the start."""
+    found = checkpoints.latest()
+    state = engine.init()
+    if found is None:
+        return state, Position(), None
+    del state  # there is room for one only
+    step, saved = found
+    targets = engine.checkpoint(engine.abstract)
+    # Parameters stand in both parts where those that are evaluated are others than those that training goes on with.
+    arrays = {**checkpoints.restore(step, "model", targets["model"])}
+    arrays |= checkpoints.restore(step, "optimizer", targets["optimizer"])
+    position = Position.from_json(saved)
+    position.check_best(checkpoints)
+    return type(engine.abstract)(**arrays), position, checkpoints.data_state(step)
+
+
+def restore_variables(engine: Engine, checkpoints: Checkpoints, step: int) -> tuple[Any, Any]:
+    """(params, rest) of a checkpoint, laid out for the engine."""
+    target = {"params": engine.abstract.params, "rest": engine.abstract.rest}
+    restored = checkpoints.restore(step, "model", target)
+    return restored["params"], restored["rest"]
 
 
 def choose(checkpoints: Checkpoints, which: str) -> int:

@@ -29,6 +29,8 @@ class Position:
       best: step, value and validation metrics of the best checkpoint; None before the first evaluation.
       evaluated: False if an evaluation is due at this step but was interrupted.
       flops_per_step: of the whole step over all devices; `uncounted` names what it leaves out.
+      callbacks: what each callback remembers.
+      stopped: why a callback ended the run before its last step; None where none did.
       peak_memory_bytes: what one device needs for the compiled training step; None if that is unknown.
     """
 
@@ -45,6 +47,8 @@ class Position:
     flops_per_step: int = 0
     uncounted: list[str] = dataclasses.field(default_factory=list)
     peak_memory_bytes: int | None = None
+    callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    stopped: str | None = None
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Position:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from xformer.checks import check_integer, is_integer
 
@@ -34,8 +34,16 @@ class TrainConfig:
       dtype: what the model computes in; parameters and optimizer stay float32. Read by whoever builds the model.
       stop_at_step: end here as an interruption would (saved, resumable), schedules untouched. None: run to the end.
       accumulate: micro-batches that an optimizer step is cut into, to save memory; sums first, one division after.
-      select_metric: the validation metric that decides which checkpoint is the best; None: the task's first.
+      select_metric: the validation metric that decides which checkpoint is the best; None: the task's first. In a
+        config "package.module:Class" names a metric from outside.
       select_mode: whether more ("max") or less ("min") of it is better; None: as the task says of it.
+      callbacks: what is called while the run trains, in order: each a name of `xformer.train.CALLBACKS` or
+        "package.module:Class", or a section of it and its arguments. Read by whoever makes the trainer.
+      metrics: further metrics beside the task's, each "package.module:Class" or a section of it and its arguments; see
+        `xformer.tasks.Metric`. Read by whoever makes the trainer, as callbacks are.
+      init_from: a run's workdir (its best checkpoint) or a checkpoint's folder, whose parameters the run starts from;
+        see `xformer.train.warm_start` for what is taken. The optimizer starts afresh.
+      init_strict: whether nothing of `init_from` may be missing, extra or of another shape.
 
     Raises:
       ValueError: a value out of range; the message names the key.
@@ -55,6 +63,10 @@ class TrainConfig:
     select_metric: str | None = None
     select_mode: Literal["max", "min"] | None = None
     num_epochs: float | None = None
+    callbacks: tuple[str | Mapping[str, Any], ...] = ()
+    metrics: tuple[str | Mapping[str, Any], ...] = ()
+    init_from: str | None = None
+    init_strict: bool = False
 
     def __post_init__(self) -> None:
         optional = {"eval_batch_size", "stop_at_step"}
@@ -68,6 +80,8 @@ class TrainConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
+        if self.init_strict and self.init_from is None:
+            raise ValueError("init_strict must be False where init_from is None, got True")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"accumulate must divide batch_size, got {self.accumulate} micro-batches of {self.batch_size} examples"

@@ -11,10 +11,12 @@ import numpy as np
 import optax
 from flax import nnx
 
+from xformer.train.callbacks import Callbacks
 from xformer.train.sums import Metrics, by_example, reduce
 
 Batch = Mapping[str, Any]
 
+NO_CALLBACKS = Callbacks()
 # What a step counts besides the task's metrics.
 COUNTS = ("examples", "tokens")
 # Key of a batch that an evaluation adds: the example's place in its split, -1 for fillers.
@@ -54,23 +56,28 @@ class Task(Protocol):
 
 
 class TrainState(NamedTuple):
-    """Everything a step changes: step (int32), parameters, other model variables, optimizer state."""
+    """Everything a step changes: step (int32), parameters, other variables, optimizer state, callbacks' arrays."""
 
     step: jax.Array
     params: Any
     rest: Any
     opt_state: Any
+    callbacks: tuple[Any, ...] = ()
 
 
 def initialize(
-    model_fn: Callable[[nnx.Rngs], nnx.Module], optimizer: optax.GradientTransformation, seed: int
+    model_fn: Callable[[nnx.Rngs], nnx.Module],
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> tuple[nnx.GraphDef, TrainState]:
     """The model's static structure and the state at step 0, on the default device.
 
     Built eagerly: traced, Flax would take an array that is a plain attribute for a part of the static structure.
     """
     graphdef, params, rest = split(model_fn(nnx.Rngs(_keys(np.uint32(seed))[0])))
-    return graphdef, TrainState(jnp.int32(0), params, rest, jax.jit(optimizer.init)(params))
+    opt_state, arrays = optimizer.init(params), callbacks.init_arrays(params)
+    return graphdef, TrainState(jnp.int32(0), params, rest, opt_state, arrays)
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, Any, Any]:
@@ -93,6 +100,7 @@ def train_step(
     *,
     accumulate: int = 1,
     axis_name: str | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, dict[str, Any]]]:
     """The pure function (state, batch, seed) -> (next state, report).
 
@@ -107,7 +115,7 @@ def train_step(
 
     def micro_batch(params: Any, rest: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
         def objective(params: Any) -> tuple[jax.Array, Any]:
-            model = nnx.merge(graphdef, params, rest)
+            model = nnx.merge(graphdef, params, rest, copy=True)  # for constants to change in this trace
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
             sums = reduce(task.metrics(outputs, batch))
             return sums["loss"][0], (sums, split(model)[2])
@@ -149,7 +157,8 @@ def train_step(
             "param_norm": optax.tree.norm(params),
         }
         report = {"sums": sums, "counts": counts, "health": health}
-        return TrainState(state.step + 1, params, rest, opt_state), report
+        arrays = callbacks.update_arrays(state.callbacks, params, state.step + 1)
+        return TrainState(state.step + 1, params, rest, opt_state, arrays), report
 
     return step
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import jax
 import optax
 from flax import nnx
 
-from xformer.train import data_record, example_values, parallel
+from xformer.train import data_record, example_values, parallel, warm_start
 from xformer.train import workdir as folders
+from xformer.train.callbacks import Callback, Callbacks, Run
 from xformer.train.checkpoint import Checkpoints, barrier
 from xformer.train.engine import Data, Engine
 from xformer.train.errors import Diverged, OutOfMemory, ProcessLost
@@ -25,10 +27,10 @@ from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
 from xformer.train.metrics import MetricsWriter
 from xformer.train.progress import Progress
-from xformer.train.restoring import choose
+from xformer.train.restoring import choose, restore_variables, resume
 from xformer.train.run_state import Position
 from xformer.train.settings import TrainConfig, check_batch_size, selection
-from xformer.train.step import Task, num_params
+from xformer.train.step import Task, TrainState, num_params
 
 MEMORY = "peak memory is one device's arguments, results and temporaries of the compiled training step"
 PACKAGES = ("xformer-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -47,8 +49,10 @@ class Trainer:
       workdir: folder of the run, made if missing.
       seed: decides initialisation, dropout and data order.
       name, attention: what the result calls the run and its attention.
+      callbacks: freshly made, each with the name that messages give it.
       config: the resolved config, written to `config.json`; a workdir takes no other.
       complete: fills in what is newer than a run in its `config.json`; None leaves that as it is.
+      like: the engine of a run that differs in its seed at most, whose compiled steps serve this one too; see `Engine`.
     """
 
     model_fn: Callable[[nnx.Rngs], nnx.Module]
@@ -62,7 +66,23 @@ class Trainer:
     name: str
     attention: str
     config: Mapping[str, Any]
+    callbacks: Sequence[tuple[str, Callback]] = ()
     complete: folders.Complete | None = None
+    like: Engine | None = None
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """What computes: made when it is first needed, and the same from then on."""
+        return Engine(
+            self.model_fn,
+            self.task,
+            self.optimizer,
+            self.schedule,
+            self.train,
+            self.seed,
+            Callbacks(self.callbacks),
+            self.like,
+        )
 
     def fit(self) -> dict[str, Any]:
         """Trains, from the newest intact checkpoint if there is one, and returns the content of `result.json`.
@@ -72,9 +92,11 @@ class Trainer:
         Raises:
           Interrupted: a signal or `stop_at_step` ended it; saved, and the same call goes on exactly.
           Diverged: a loss, gradient or parameter is not finite.
+          CallbackFailed: a callback raised an error; the checkpoints are those of before.
           CheckpointError: a checkpoint could not be written.
           WorkdirBusy: another process is using the workdir.
-          WorkdirMismatch: the workdir holds a run of another config, or one begun with other data.
+          WorkdirMismatch: the workdir holds a run of another config, or one begun with other data or elsewhere.
+          WarmStartError: what `init_from` names can't be started from.
           OutOfMemory: a step does not fit the memory of a device.
           ProcessLost: another process of a run over many is gone.
           ValueError: the mesh or the batch doesn't fit the devices, the batch is far larger than the training split, or
@@ -110,16 +132,35 @@ class Trainer:
             interruption = stack.enter_context(Interruption())
             if (result := folders.read_result(workdir)) is not None:
                 return result
-            engine = self._engine()
+            callbacks = Callbacks(self.callbacks)
+            engine = self.engine
             checkpoints = Checkpoints(workdir / "checkpoints")
             state, position, data_state = resume(engine, checkpoints)
+            warm = ""
+            if self.train.init_from is not None and not position.step:
+                state, warm = self._start_from(self.train.init_from, engine, state)
             closing = lambda opened: stack.enter_context(contextlib.closing(opened))
             progress = closing(Progress(self.name, self.train.num_steps, quiet=not main))
             writer = closing(MetricsWriter(workdir, position.step)) if main else None
             feed = stack.enter_context(Feed(engine.train_batches(self.data, self.seed), data_state))
             progress.say(self._start_line(engine, position))
+            if warm:
+                progress.say(warm)
+            if position.step:
+                callbacks.load_state(position.callbacks)
+            run = Run(self.name, workdir, position.step, self.train.num_steps, *select, main)
             loop = Loop(
-                engine, self.data, self.train, checkpoints, writer, progress, interruption, feed, position, select
+                engine,
+                self.data,
+                self.train,
+                checkpoints,
+                writer,
+                progress,
+                interruption,
+                feed,
+                position,
+                callbacks,
+                run,
             )
             try:
                 loop.run(state)
@@ -132,6 +173,7 @@ class Trainer:
             if main:
                 example_values.write(workdir, kept.arrays())
                 folders.write_json(workdir / "result.json", result)
+            callbacks.end(dataclasses.replace(run, step=position.step), result)
             return result
 
     def evaluate(self, split: str, which: str = "best") -> dict[str, float]:
@@ -145,13 +187,26 @@ class Trainer:
         data_record.check(Path(self.workdir), self.data.fingerprint)
         checkpoints = Checkpoints(Path(self.workdir) / "checkpoints")
         step = choose(checkpoints, which)
-        engine = self._engine()
+        engine = self.engine
         with contextlib.closing(Progress(self.name, self.train.num_steps, quiet=jax.process_index() != 0)) as progress:
             variables = restore_variables(engine, checkpoints, step)
             try:
                 return engine.evaluate(variables, self.data, split, progress.watch(split))
             except jax.errors.JaxRuntimeError as error:
                 raise out_of_memory(error, self.train) from error
+
+    def _start_from(self, path: str, engine: Engine, state: TrainState) -> tuple[TrainState, str]:
+        """The state at step 0 with the parameters of another run, and what to say of it; recorded in the workdir."""
+        source = warm_start.find(path)
+        # Constants and statistics are taken too; random state and plain arrays are the model's own.
+        saved = lambda path, x: isinstance(x, nnx.Variable) and not isinstance(x, nnx.RngState)
+        constants, others = nnx.filter_state(state.rest, saved, ...)
+        params, constants, report = warm_start.apply(source, state.params, constants, strict=self.train.init_strict)
+        if jax.process_index() == 0:
+            warm_start.record(Path(self.workdir), source, report)
+        barrier("warm")
+        rest = nnx.merge_state(constants, others)
+        return engine.started_from(state, params, rest), f"starts from {source.folder}: {report}"
 
     def _explained(
         self, error: Diverged, engine: Engine, checkpoints: Checkpoints, interruption: Interruption
@@ -166,9 +221,6 @@ class Trainer:
                     return error
                 state, _ = engine.step(state, next(feed))
             return Diverged(f"{error}; {engine.locate(state, next(feed))}", error.step)
-
-    def _engine(self) -> Engine:
-        return Engine(self.model_fn, self.task, self.optimizer, self.schedule, self.train, self.seed)
 
     def _start_line(self, engine: Engine, position: Position) -> str:
         train, layout = self.train, engine.layout
@@ -210,6 +262,8 @@ class Trainer:
             "baseline": dict(self.task.baseline(self.data)),
             "test_details": dict(self.task.details(kept.arrays(), self.data)),
             "last_step": position.step,
+            "stopped_early": position.stopped,
+            "init_from": folders.read_object(Path(self.workdir) / warm_start.FILE),
             "batch_size": self.train.batch_size,
             "batch_size_per_device": self.train.batch_size // engine.layout.batch_shards,
             "tokens_per_step": position.tokens / position.step,
@@ -221,22 +275,6 @@ class Trainer:
         }
 
 
-def resume(engine: Engine, checkpoints: Checkpoints) -> tuple[Any, Position, Any]:
-    """(state, position, data state) of the newest intact checkpoint, or of the start."""
-    found = checkpoints.latest()
-    state = engine.init()
-    if found is None:
-        return state, Position(), None
-    del state  # there is room for one only
-    step, saved = found
-    model = {"params": engine.abstract.params, "rest": engine.abstract.rest}
-    optimizer = {"step": engine.abstract.step, "opt_state": engine.abstract.opt_state}
-    arrays = checkpoints.restore(step, "model", model) | checkpoints.restore(step, "optimizer", optimizer)
-    position = Position.from_json(saved)
-    position.check_best(checkpoints)
-    return type(engine.abstract)(**arrays), position, checkpoints.data_state(step)
-
-
 def out_of_memory(error: jax.errors.JaxRuntimeError, train: TrainConfig) -> Exception:
     """The error, or where it says that memory ran out, one that says what to do about it."""
     message = " ".join(str(error).split())
@@ -246,13 +284,6 @@ def out_of_memory(error: jax.errors.JaxRuntimeError, train: TrainConfig) -> Exce
         f"out of memory: {message[:200]}; train.batch_size is {train.batch_size}, eval_batch_size "
         f"{train.eval_batch_size or train.batch_size}: smaller ones, or accumulate above {train.accumulate}, need less"
     )
-
-
-def restore_variables(engine: Engine, checkpoints: Checkpoints, step: int) -> tuple[Any, Any]:
-    """(params, rest) of a checkpoint, laid out for the engine."""
-    target = {"params": engine.abstract.params, "rest": engine.abstract.rest}
-    restored = checkpoints.restore(step, "model", target)
-    return restored["params"], restored["rest"]
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Parts of an experiment that live outside xformer."""
