@@ -142,7 +142,7 @@ def errors(monkeypatch):
 
     def trainer(self, workdir, data_dir=None, progress=None, like=None):
         variant = self.name.removeprefix("tiny-")
-        return FakeTrainer(workdir, self.seed, found.get((variant, self.seed)), self.task, self.task.open(data_dir))
+        return FakeTrainer(workdir, self.seed, found.get((variant, self.seed)), self.judged, self.task.open(data_dir))
 
     monkeypatch.setattr(experiments.Experiment, "trainer", trainer)
     return found
@@ -166,6 +166,20 @@ def test_a_failed_run_costs_only_itself_and_is_tried_again(run, errors, tmp_path
     assert [line.split(",")[0] for line in err.splitlines() if line.startswith("run ")] == [
         "run 3 of 4: full", "run 4 of 4: win-1_+"
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("errors")
+def test_a_metric_from_outside_is_no_other_data(run, tmp_path, monkeypatch):
+    (tmp_path / "own_metric.py").write_text(
+        "from xformer.tasks import Metric\n"
+        "class Hits(Metric):\n"
+        "    name, better = 'hits', 'max'\n"
+        "    def of_batch(self, outputs, batch):\n"
+        "        return (outputs.argmax(-1) == batch['targets']) * 1.0, batch['weights']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = run("--config.base.train.metrics=('own_metric:Hits',)", "--config.seeds=(0,)")
+    assert code == cli.FINISHED, err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.param("signal", id="signal")])

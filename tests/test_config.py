@@ -116,7 +116,7 @@ def test_comparison_keeps_the_order_of_its_variants_and_comes_back_from_json():
         ("base=None", "base: got None, takes a section of keys"),
         ("report.cost_lengths=()", "report.cost_lengths: got (), takes integers from 1"),
         ("tasks.needle.variants.fll={}", "tasks.needle.variants: got 'fll', takes full, window"),
-        ("tasks.runs={}", "tasks: got the name 'runs', takes at most 100 letters"),
+        ("tasks.runs={}", "tasks: got the name 'runs', takes at most 100 letters, digits and _ + -, and not 'runs'"),
         ("tasks.order.seed=3", "tasks.order.seed: got 3, but a task changes only attention, model"),
         ("tasks.order.task.name=ordr", "tasks.order.task.name: got 'ordr', takes one of"),
         ("report.measure_up_to=-1", "report.measure_up_to: got -1, takes 0 or more"),

@@ -276,4 +276,4 @@ def test_pmap_averages_what_each_device_saw(tmp_path):
         trainer = make_trainer(tmp_path / name, model_fn=one, num_steps=1, dropout_rate=0, **settings)
         trainer.fit()
     means = [x for name in ("jit", "pmap") for path, x in read(tmp_path / name, 1).items() if path.endswith("mean")]
-    assert np.abs(means[0] - means[1]).max() < 0.5 and means[0].shape == (2, 4)  # masks weigh the devices otherwise
+    assert np.abs(means[0] - means[1]).max() < 0.004 and means[0].shape == (2, 4)  # masks weigh the devices otherwise

@@ -62,6 +62,7 @@ def lead(comparison):
             [0.81, 0.83, 0.85],
             "bigbird has the highest mean test accuracy, 83.0 ± 5.0 %, but",
         ),
+        ([0.8, 0.8, 0.8], [0.8, 0.8, 0.8], "full and bigbird share the highest mean test accuracy, 80.0 ± 0.0 %."),
         ([0.80, 0.80, 0.80], [0.81, 0.81, 0.81], "but is not clearly better than full"),  # 2,000 examples cannot tell
         ([0.70, 0.71, 0.70], [0.90, 0.91, 0.90], "bigbird has the best test accuracy, 90.3 ± 1.4 %"),
     ],

@@ -19,13 +19,13 @@ def comparison(tmp_path, monkeypatch):
 
 
 def test_bins_hold_the_accuracy_of_their_distances(comparison):
-    edges = distances.even_edges(distances.furthest(comparison), 8)
+    edges = distances.even_edges(distances.furthest(distances.read(comparison)), 8)
     assert edges == [1, 5, 9, 13, 17, 21, 25, 29, 33]
-    found = distances.bins(comparison, "window", edges)
+    found = distances.bins(distances.read(comparison)["window"], edges)
     assert [(part.low, part.high) for part in found][:3] == [(1, 4), (5, 8), (9, 12)]
     assert [part.accuracy.mean for part in found] == [1.0, 1.0, 0, 0, 0, 0, 0, 0]
     assert all(part.accuracy.half_width == 0 and part.accuracy.count == 3 for part in found)
-    assert {part.accuracy.mean for part in distances.bins(comparison, "full", edges)} == {1.0}
+    assert {part.accuracy.mean for part in distances.bins(distances.read(comparison)["full"], edges)} == {1.0}
 
 
 def test_an_interval_is_over_seeds(comparison, tmp_path):
@@ -33,7 +33,7 @@ def test_an_interval_is_over_seeds(comparison, tmp_path):
     with np.load(folder / "test_examples.npz") as kept:
         arrays = dict(kept)
     np.savez(folder / "test_examples.npz", **arrays | {"accuracy": 0 * arrays["accuracy"]})
-    (whole,) = distances.bins(comparison, "full", [1, 33])
+    (whole,) = distances.bins(distances.read(comparison)["full"], [1, 33])
     assert whole.accuracy.mean == pytest.approx(2 / 3) and whole.accuracy.half_width > 0.5
 
 
@@ -53,7 +53,7 @@ def test_the_page_draws_it_with_the_reach_of_each_window(comparison, tmp_path):
 def test_the_picture_holds_lines_reach_and_baseline(comparison, monkeypatch):
     kept = []
     monkeypatch.setattr(style, "png", lambda fig: kept.append(fig) or b"png")
-    assert distances.picture(comparison, {"window": 8, "full": 32}, style.LIGHT) == b"png"
+    assert distances.picture(comparison, distances.read(comparison), {"window": 8, "full": 32}, style.LIGHT) == b"png"
     (ax,) = kept[0].axes
     texts = {text.get_text() for text in ax.texts}
     assert {"full", "window", "window reaches 8", "commonest class"} <= texts and "full reaches 32" not in texts
@@ -69,7 +69,7 @@ def test_without_distances_there_is_no_picture(comparison, tmp_path, change):
             (folder / "test_examples.npz").write_bytes(b"PK cut")
         else:
             (folder / "test_examples.npz").unlink()
-    assert distances.picture(results.load(tmp_path), {}, style.LIGHT) is None
+    assert distances.read(results.load(tmp_path)) == {}
     assert "Accuracy by distance" not in report.write(tmp_path).html.read_text()
 
 

@@ -38,6 +38,15 @@ def test_listops_without_its_parentheses(tmp_path):
     assert tagging.open(tmp_path / "data").num_examples("train") == 2
 
 
+@pytest.mark.parametrize("more", [{"num_train": 5}, {"num_validation": 7}, {"data_seed": 1}])
+def test_sizes_and_seed_are_for_generated_expressions(more):
+    (key,) = more
+    with pytest.raises(
+        ValueError, match=f"listops: {key} is for generated expressions, got {more[key]} with path 'somewhere'"
+    ):
+        ListOps(path="somewhere", **more)
+
+
 def test_pairs_of_papers_with_their_own_splits(tmp_path):
     task = Retrieval(path=write_papers(tmp_path), max_len=30)
     task.prepare(tmp_path / "data")

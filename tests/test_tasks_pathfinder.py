@@ -210,7 +210,8 @@ def test_progress_is_said(monkeypatch):
     monkeypatch.setattr(chunks, "SAY_EVERY", -1.0)
     lines = []
     Pathfinder("pathfinder_16", num_train=2, num_validation=1, num_test=1).generate(progress=lines.append)
-    assert lines[0] == "pathfinder: 0 of 4 images" and len(lines) == 3
+    assert lines[0] == "pathfinder: generating 4 images, preset=pathfinder_16"
+    assert lines[1] == "pathfinder: 0 of 4 images" and len(lines) == 4
 
 
 def test_pixels_are_numbers_and_come_back():

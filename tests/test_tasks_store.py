@@ -22,7 +22,7 @@ def test_prepared_data_is_what_was_generated(tmp_path):
     said = []
     TINY.prepare(tmp_path, progress=said.append)
     assert said == [
-        "listops: generating 60 expressions of listops_128",
+        "listops: generating 60 expressions, preset=listops_128",
         "listops: 30 train (0.0% truncated), 20 validation (0.0% truncated), 10 test (0.0% truncated) at max_len=128",
     ]
     data = TINY.open(tmp_path)

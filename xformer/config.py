@@ -240,6 +240,7 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
         for name in checked[key]:  # names become folders
             if not re.fullmatch(r"[\w+-]+", name) or len(name) > schema.MAX_NAME or (key, name) == ("tasks", "runs"):
                 most = f"at most {schema.MAX_NAME} letters, digits and _ + -"
+                most += ", and not 'runs', where a comparison keeps its runs" if key == "tasks" else ""
                 raise ConfigError(f"{key}: got the name {schema.show(name)}, takes {most}")
     seeds = checked["seeds"]
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):

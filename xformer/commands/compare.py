@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -28,7 +28,7 @@ from xformer.commands.comparison_runs import Planned, interrupted, plan, prepare
 from xformer.config import COMPARISON, ReportOptions, comparison_parts, comparison_runs, load_comparison
 from xformer.config_help import comparison_help
 from xformer.difference import difference
-from xformer.experiment import as_json, build
+from xformer.experiment import Experiment, as_json, build
 from xformer.report import results
 from xformer.report.formatting import listed
 from xformer.schema import ConfigError
@@ -124,8 +124,9 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
     seen: list[tuple[attention_costs.Plan, int]] = []
     try:
         for task, part in comparison_parts(config).items():
-            plan, length = costs_of(part, results.load(workdir / task)), build(part.base).task.length
-            own = measured[task] = report.Measured(reaches=reaches(part))
+            experiments = {variant: build(run) for variant, seed, run in comparison_runs(part) if seed == part.seeds[0]}
+            plan, length = costs_of(part, experiments, results.load(workdir / task)), build(part.base).task.length
+            own = measured[task] = report.Measured(reaches=reaches(experiments))
             if (plan, length) in seen:
                 continue
             seen.append((plan, length))
@@ -144,12 +145,13 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
         raise interrupted(runs, "the report is not written") from error
 
 
-def costs_of(config: ConfigDict, comparison: results.Comparison) -> attention_costs.Plan:
+def costs_of(
+    config: ConfigDict, experiments: Mapping[str, Experiment], comparison: results.Comparison
+) -> attention_costs.Plan:
     """Which costs of its variants the report of a comparison shows."""
-    ops = {variant: build(run).attention for variant, _, run in comparison_runs(config)}
     model, options = config.base.model, config.report
     return attention_costs.Plan(
-        ops={variant: ops[variant] for variant in comparison.variants},
+        ops={variant: experiments[variant].attention for variant in comparison.variants},
         reference=comparison.reference,
         num_heads=model.num_heads,
         head_dim=model.get("head_dim") or model.width // model.num_heads,
@@ -161,15 +163,14 @@ def costs_of(config: ConfigDict, comparison: results.Comparison) -> attention_co
     )
 
 
-def reaches(config: ConfigDict) -> dict[str, int]:
+def reaches(experiments: Mapping[str, Experiment]) -> dict[str, int]:
     """How many tokens each variant sees from a CLS vector through all its layers; those that see all are left out."""
     found = {}
-    for variant, _, run in comparison_runs(config):
-        if run.model.get("pooling") != "cls":
+    for variant, experiment in experiments.items():
+        model, positions = experiment.config.model, experiment.task.length + 1
+        if model.get("pooling") != "cls":
             continue
-        experiment = build(run)
-        positions = experiment.task.length + 1
-        reach = pictures.reach(experiment.attention, positions, run.model.num_layers, run.model.num_heads)
+        reach = pictures.reach(experiment.attention, positions, model.num_layers, model.num_heads)
         if reach is not None and reach < positions - 1:
             found[variant] = reach
     return found

@@ -185,7 +185,7 @@ def train_one(
     try:
         like = engines.get(experiment.steps_key)
         trainer = experiment.trainer(run.folder, data_dir, progress=cli.say, like=like)
-        if changes := data_record.differences(fingerprints[repr(trainer.task)], trainer.data.fingerprint):
+        if changes := data_record.differences(fingerprints[repr(experiment.task)], trainer.data.fingerprint):
             raise DataChanged(f"{run}: the data changed since the comparison began: {', '.join(changes)}")
         trainer.fit()
         engines.setdefault(experiment.steps_key, trainer.engine)

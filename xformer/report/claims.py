@@ -45,9 +45,13 @@ def _quality(comparison: Comparison, done: Sequence[Row]) -> str:
         return (f"Mean {metric} lies between {spell(worst)} ({worst.variant}) and {spell(best)} ({best.variant}). No "
                 f"variant is called better: that takes {MIN_SEEDS} seeds or more, and {have}.")  # fmt: skip
     over = "over seeds and test examples" if any(row.examples_half_width for row in done) else "over seeds"
-    rivals = [row.variant for row in done if row is not best and not summary.clearly_differ(best, row)]
+    end = "highest" if comparison.higher_is_better else "lowest"
+    level = [row for row in done if row.quality.mean == best.quality.mean]
+    rivals = [row.variant for row in done if row not in level and not summary.clearly_differ(best, row)]
+    if len(level) > 1:
+        but = f", but are not clearly better than {formatting.listed(rivals)}" if rivals else ""
+        return f"{formatting.listed([row.variant for row in level])} share the {end} mean {metric}, {spell(best)}{but}."
     if rivals:
-        end = "highest" if comparison.higher_is_better else "lowest"
         return (f"{best.variant} has the {end} mean {metric}, {spell(best)}, but is not clearly better than "
                 f"{formatting.listed(rivals)}: their 95 % intervals, {over}, overlap.")  # fmt: skip
     return (f"{best.variant} has the best {metric}, {spell(best)}: its 95 % interval, {over}, overlaps no other "

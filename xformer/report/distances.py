@@ -24,11 +24,23 @@ class Bin(NamedTuple):
     accuracy: Estimate
 
 
-def of_examples(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """(distance, accuracy) of each test example of a run, or None where it has not kept them.
+Kept = Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]]
+"""(distance, accuracy) of the test examples of each finished run that kept them, by variant."""
 
-    An example without a distance, which is kept as 0, is left out.
-    """
+
+def read(comparison: Comparison) -> Kept:
+    """What the runs kept; nothing where answers are not read from a CLS vector."""
+    if any(run.pooling != "cls" for run in comparison.all_runs() if run.result is not None):
+        return {}
+    found = {
+        variant: [examples for run in comparison.finished(variant) if (examples := _of_examples(run)) is not None]
+        for variant in comparison.variants
+    }
+    return {variant: runs for variant, runs in found.items() if runs}
+
+
+def _of_examples(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+    """An example without a distance, which is kept as 0, is left out."""
     kept = run.test_examples()
     if "distance" not in kept or "accuracy" not in kept:
         return None
@@ -36,14 +48,14 @@ def of_examples(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     return kept["distance"][there], kept["accuracy"][0][there]
 
 
-def bins(comparison: Comparison, variant: str, edges: Sequence[int]) -> list[Bin]:
+def bins(kept: Sequence[tuple[np.ndarray, np.ndarray]], edges: Sequence[int]) -> list[Bin]:
     """The accuracy of a variant over its seeds, bin by bin; none that no example falls into.
 
     Args:
+      kept: that of its runs.
       edges: where bins begin, in tokens, and behind the last where it ends.
     """
     found = []
-    kept = [examples for run in comparison.finished(variant) if (examples := of_examples(run)) is not None]
     for low, end in itertools.pairwise(edges):
         values = [accuracy[(low <= distance) & (distance < end)] for distance, accuracy in kept]
         if any(some.size for some in values):
@@ -56,30 +68,27 @@ def even_edges(furthest: int, count: int = BINS) -> list[int]:
     return sorted({1 + round(index * furthest / count) for index in range(count + 1)})
 
 
-def furthest(comparison: Comparison) -> int:
-    """The largest distance of a test example; 0 where no run says one, or answers are not read from a CLS vector."""
-    runs = [run for run in comparison.all_runs() if run.result is not None]
-    if any(run.pooling != "cls" for run in runs):
-        return 0
-    kept = (of_examples(run) for run in runs)
-    return max((int(examples[0].max(initial=0)) for examples in kept if examples is not None), default=0)
+def furthest(kept: Kept) -> int:
+    """The largest distance of a test example; 0 where no run says one."""
+    return max((int(distance.max(initial=0)) for runs in kept.values() for distance, _ in runs), default=0)
 
 
-def picture(comparison: Comparison, reaches: Mapping[str, int], theme: style.Theme) -> bytes | None:
+def picture(comparison: Comparison, kept: Kept, reaches: Mapping[str, int], theme: style.Theme) -> bytes | None:
     """PNG of test accuracy by distance: mean over seeds with 95 % bands, and how far each window reaches.
 
     Args:
+      kept: what `read` gave.
       reaches: the furthest distance, in tokens, from which anything gets to where the answer is read, by variant;
         variants that see everything are left out.
 
     None if no run has kept distances, or if the runs were made on different data.
     """
-    most = furthest(comparison)
+    most = furthest(kept)
     if not most or summary.data_differ(comparison):
         return None
     palette = style.Palette(theme, comparison.variants)
     edges = even_edges(most)
-    drawn = {name: found for name in comparison.variants if (found := bins(comparison, name, edges))}
+    drawn = {name: found for name, runs in kept.items() if (found := bins(runs, edges))}
     with style.figure(theme, 3.7) as (fig, ax):
         lines = []
         for variant, found in drawn.items():
@@ -111,12 +120,12 @@ def picture(comparison: Comparison, reaches: Mapping[str, int], theme: style.The
         return style.png(fig)
 
 
-def caption(comparison: Comparison, over: str) -> str:
+def caption(comparison: Comparison, kept: Kept, over: str) -> str:
     """What stands below the picture."""
     count = min((int(run.test("examples")) for run in comparison.all_runs() if math.isfinite(run.test("examples"))),
                 default=0)  # fmt: skip
     return (
         f"Test accuracy by how far the symbol that decides is from the CLS vector in front of the text, {count:,} "
-        f"examples a seed in {len(even_edges(furthest(comparison))) - 1} ranges of distances; {over}. A dashed upright "
+        f"examples a seed in {len(even_edges(furthest(kept))) - 1} ranges of distances; {over}. A dashed upright "
         "line: beyond it nothing can get to the CLS vector through all layers of that variant."
     )

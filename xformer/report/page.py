@@ -145,6 +145,7 @@ def _plots(
 ) -> list[_Plot | None]:
     variants, reference, cost_rows = comparison.variants, comparison.reference, measured.cost_rows
     folder = f"{task}/" if task else ""
+    kept = distances.read(comparison)
 
     def plot(name: str, title: str, caption: str, draw: Draw, **more: tables.Table) -> _Plot | None:
         file = f"{folder}{name}"
@@ -183,8 +184,8 @@ def _plots(
             "details": tables.lengths(cost_rows, variants),
         }
     return [
-        plot("distances.png", "Accuracy by distance", distances.caption(comparison, over) + guess,
-             lambda theme: distances.picture(comparison, measured.reaches, theme)),
+        plot("distances.png", "Accuracy by distance", distances.caption(comparison, kept, over) + guess,
+             lambda theme: distances.picture(comparison, kept, measured.reaches, theme)),
         plot("quality.png", "Quality against training FLOPs",
              f"Validation {comparison.metric} as training goes on; {over}.",
              lambda theme: quality.curves(comparison, theme)),

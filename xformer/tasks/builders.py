@@ -70,10 +70,8 @@ def label_feature(examples: Ragged, class_names: list[str]) -> Any:
 
 
 def _label(examples: Ragged, index: int) -> Any:
-    if examples.label_offsets is not None:
-        return examples.labels[examples.label_offsets[index] : examples.label_offsets[index + 1]]
-    label = examples.labels[index]
-    return int(label) if examples.labels.dtype.kind in "iu" and label.ndim == 0 else label
+    label = examples.label(index)
+    return int(label) if label.dtype.kind in "iu" and label.ndim == 0 else label
 
 
 def builder_class(name: str, config: TokenConfig) -> type[TokenBuilder]:

@@ -31,3 +31,10 @@ def shares(task: str, **values: Any) -> None:
     if math.fsum(values.values()) >= 1:
         given = " + ".join(f"{key}={value}" for key, value in values.items())
         raise ValueError(f"{task}: {given} leave nothing to train on; their sum must be below 1")
+
+
+def unset(task: Any, keys: Iterable[str], what: str) -> None:
+    """Raises ValueError for a key that is not at its default, where the task's `path` leaves it without use."""
+    for key in keys:
+        if (value := getattr(task, key)) != getattr(type(task), key):
+            raise ValueError(f"{task.name}: {key} is for {what}, got {value} with path {task.path!r}")

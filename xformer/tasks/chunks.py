@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -41,12 +42,16 @@ def stream(make: Make, seed: int, stream_index: int, *, num_workers: int | None 
 
 
 def splits(
-    make: Make, sizes: Mapping[str, int], seed: int, what: str, *, num_workers: int | None = None, progress: Progress
+    open_stream: Callable[[int], Generator[Ragged]], sizes: Mapping[str, int], what: str, progress: Progress
 ) -> dict[str, Ragged]:
     """So many examples of each split, each from a stream of its own and no two alike, in one split or in two.
 
     The splits of `sizes` come in its order, but the last is made first: a small test split stays the same whatever the
-    size of the training split. `progress` gets a line every few seconds, in which `what` says what is counted.
+    size of the training split.
+
+    Args:
+      open_stream: gives chunks without end for stream 0, 1, ...
+      what: a line of progress in which COUNT stands for how many there are; `progress` gets it every few seconds.
     """
     seen: set[bytes] = set()
     said = time.monotonic()
@@ -59,15 +64,14 @@ def splits(
 
     found = {}
     for index, split in enumerate(reversed(list(sizes))):
-        chunks = stream(make, seed, index, num_workers=num_workers)
-        found[split] = _distinct(chunks, sizes[split], seen, made)
+        found[split] = _distinct(open_stream(index), sizes[split], seen, made)
     return {split: found[split] for split in sizes}
 
 
 def _distinct(chunks: Generator[Ragged], count: int, seen: set[bytes], made: Callable[[], None]) -> Ragged:
-    """The first `count` examples of a stream that are not in `seen`; adds them to it, and calls `made` at times."""
+    """The first `count` examples of a stream that are not in `seen`; adds them to it, calls `made` at each chunk."""
     sequences: list[np.ndarray] = []
-    labels: list[int] = []
+    labels: list[Any] = []
     while len(labels) < count:
         chunk = next(chunks)
         made()
@@ -76,6 +80,7 @@ def _distinct(chunks: Generator[Ragged], count: int, seen: set[bytes], made: Cal
             if digest not in seen and len(labels) < count:
                 seen.add(digest)
                 sequences.append(chunk[index])
-                labels.append(int(chunk.labels[index]))
+                labels.append(chunk.label(index))
     chunks.close()
-    return Ragged.from_lists(sequences, labels, np.uint8)
+    make = Ragged.from_lists if chunk.label_offsets is None else Ragged.with_label_sequences
+    return make(sequences, labels, chunk.tokens.dtype)

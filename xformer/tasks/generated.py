@@ -1,15 +1,16 @@
-"""What tasks share whose examples are drawn in symbols: sizes, seeds, splits without a common example, storage."""
+"""What tasks share whose examples are generated: sizes, seeds, splits without a common example, storage."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Generator
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from xformer.tasks import checks, store, vocab
+from xformer.tasks import checks, chunks, store, vocab
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.location import Progress
@@ -17,36 +18,38 @@ from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
 
 _CHUNK = 2**20  # numbers drawn at a time, whatever the size of a split
+_SIZES = {"train": "num_train", "validation": "num_validation", "test": "num_test"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated(Task):
-    """A task that draws its examples: equal options give equal data in every process, `data_seed` draws other data.
+    """A task that makes its examples: equal options give equal data in every process, `data_seed` gives other data.
 
-    All examples are `length` symbols long. Those of test and validation don't depend on the number of training
-    examples, and no text occurs twice, in one split or in two. A new task says its `name`, `length`, `symbols`,
-    `class_names`, the `options` that decide what is drawn, and `draw`.
+    Those of test and validation don't depend on the number of training examples, and no example occurs twice, in one
+    split or in two. A new task says its `name`, `length`, `vocabulary`, `class_names`, the `options` that decide what
+    is made, and `stream`.
 
     Raises ValueError for a size or seed out of range.
     """
 
     name: ClassVar[str]
+    examples_are: ClassVar[str] = "examples"  # for lines of progress
 
     num_train: int | None = None
-    num_validation: int = 1_000
-    num_test: int = 2_000
+    num_validation: int | None = 1_000
+    num_test: int | None = 2_000
     data_seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("num_train", "num_validation", "num_test"):
-            if (value := getattr(self, key)) is not None or key != "num_train":
+        for key in _SIZES.values():
+            if (value := getattr(self, key)) is not None or getattr(type(self), key) is not None:
                 checks.whole(self.name, key, value, at_least=1)
         checks.whole(self.name, "data_seed", self.data_seed, at_least=0)
 
     @property
     @abc.abstractmethod
-    def symbols(self) -> tuple[str, ...]:
-        """The vocabulary, in the order of ids 1, 2, ..."""
+    def vocabulary(self) -> vocab.Vocabulary:
+        """What the ids stand for."""
 
     @property
     @abc.abstractmethod
@@ -59,33 +62,42 @@ class Generated(Task):
         """What an example depends on, besides the seed."""
 
     @abc.abstractmethod
-    def draw(self, random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Examples: ids int [count, length], and labels int [count] or, a label for each token, [count, length].
+    def stream(self, index: int, num_workers: int | None) -> Generator[Ragged]:
+        """Chunks of examples without end: stream 0 is for the test split, 1 for validation, 2 for training.
 
-        Only `random.random` is used: NumPy promises its values for ever, and those of other methods not.
+        They depend on the options, `data_seed` and `index` alone, never on `num_workers`, the number of threads.
         """
 
     @property
-    def default_num_train(self) -> int:
-        """Training examples where `num_train` is None."""
-        return 8_000
+    def usual_sizes(self) -> dict[str, int]:
+        """Examples of the splits whose size may be None."""
+        return {"train": 8_000}
 
     @property
     def split_sizes(self) -> dict[str, int]:
         """Examples of each split."""
-        num_train = self.default_num_train if self.num_train is None else self.num_train
-        return {"train": num_train, "validation": self.num_validation, "test": self.num_test}
+        given = {split: getattr(self, key) for split, key in _SIZES.items()}
+        return {split: self.usual_sizes[split] if size is None else size for split, size in given.items()}
+
+    @property
+    def source(self) -> str:
+        """Where the examples come from, in words: a fact that stays with the data."""
+        return f"generated, {self._spelt}, data_seed={self.data_seed}"
+
+    @property
+    def key(self) -> str:
+        """Names the folder of the data."""
+        sizes = [*self.options.values(), *self.split_sizes.values()]
+        return f"{'_'.join(map(str, sizes))}_seed{self.data_seed}"
 
     def expected_sizes(self) -> Sizes:
-        sizes = {"vocab_size": len(self.symbols) + 1, "num_classes": len(self.class_names), "max_len": self.length}
-        return Sizes(sizes)
+        classes = len(self.class_names)
+        return Sizes({"vocab_size": self.vocabulary.size, "num_classes": classes, "max_len": self.length})
 
     def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
         def make() -> store.Corpus:
-            if progress:
-                progress(f"{self.name}: generating {sum(self.split_sizes.values()):,} examples")
-            facts = {"source": f"generated, {self._spelt}, data_seed={self.data_seed}"}
-            return store.Corpus(self.generate(), vocab.Symbols(self.symbols), self.class_names, facts)
+            splits = self.generate(progress=progress)
+            return store.Corpus(splits, self.vocabulary, self.class_names, {"source": self.source})
 
         store.write(self._directory(data_dir), make)
         if progress:
@@ -94,43 +106,48 @@ class Generated(Task):
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return TaskData(store.read(self._directory(data_dir)), self.length, self.family)
 
-    def generate(self) -> dict[str, Ragged]:
-        """The three splits."""
-        seen: set[bytes] = set()
-        # The small splits first, so that they stay the same whatever the size of the training split.
-        splits = {
-            split: self._unique(index, self.split_sizes[split], seen)
-            for index, split in enumerate(("test", "validation", "train"))
-        }
-        return {split: splits[split] for split in self.split_sizes}
-
-    def _unique(self, stream: int, count: int, seen: set[bytes]) -> Ragged:
-        """The first `count` examples of a stream whose texts are not in `seen`; adds them to it."""
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.data_seed, stream])))
-        dtype = np.min_scalar_type(len(self.symbols))
-        chunk = max(_CHUNK // max(self.length, len(self.symbols)), 1)
-        parts: list[tuple[np.ndarray, np.ndarray]] = []
-        found = 0
-        while found < count:
-            ids, labels = self.draw(random, chunk)
-            rows = np.ascontiguousarray(ids.astype(dtype))
-            keys = [row.tobytes() for row in rows]
-            new: list[int] = []
-            for index, key in enumerate(keys):
-                if key not in seen and found + len(new) < count:
-                    seen.add(key)
-                    new.append(index)
-            parts.append((rows[new], labels[new]))
-            found += len(new)
-        ids, labels = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-        offsets = np.arange(count + 1, dtype=np.int64) * self.length
-        labels = labels.astype(np.int32)
-        return Ragged(ids.reshape(-1), offsets, labels.reshape(-1), offsets if labels.ndim > 1 else None)
+    def generate(self, *, num_workers: int | None = None, progress: Progress = None) -> dict[str, Ragged]:
+        """The three splits, whatever the number of threads. `progress` gets a line every few seconds."""
+        if progress:
+            progress(f"{self.name}: generating {sum(self.split_sizes.values()):,} {self.examples_are}, {self._spelt}")
+        what = f"{self.name}: COUNT {self.examples_are}"
+        return chunks.splits(lambda index: self.stream(index, num_workers), self.split_sizes, what, progress)
 
     @property
     def _spelt(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.options.items())
 
     def _directory(self, data_dir: str | Path | None) -> Path:
-        sizes = [*self.options.values(), *self.split_sizes.values()]
-        return store.directory(data_dir, self.name, f"{'_'.join(map(str, sizes))}_seed{self.data_seed}")
+        return store.directory(data_dir, self.name, self.key)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Symbolic(Generated):
+    """Examples in symbols, all of them `length` long. A new task says its `symbols` and how to `draw`."""
+
+    @property
+    @abc.abstractmethod
+    def symbols(self) -> tuple[str, ...]:
+        """The vocabulary, in the order of ids 1, 2, ..."""
+
+    @abc.abstractmethod
+    def draw(self, random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Examples: ids int [count, length], and labels int [count] or, a label for each token, [count, length].
+
+        Only `random.random` is used: NumPy promises its values for ever, and those of other methods not.
+        """
+
+    @property
+    def vocabulary(self) -> vocab.Vocabulary:
+        return vocab.Symbols(self.symbols)
+
+    def stream(self, index: int, num_workers: int | None) -> Generator[Ragged]:
+        del num_workers  # one thread is enough
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.data_seed, index])))
+        dtype = np.min_scalar_type(len(self.symbols))
+        count = max(_CHUNK // max(self.length, len(self.symbols)), 1)
+        offsets = np.arange(count + 1, dtype=np.int64) * self.length
+        while True:
+            ids, labels = self.draw(random, count)
+            label_offsets = offsets if labels.ndim > 1 else None
+            yield Ragged(ids.astype(dtype).reshape(-1), offsets, labels.astype(np.int32).reshape(-1), label_offsets)

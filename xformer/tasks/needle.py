@@ -18,7 +18,7 @@ import numpy as np
 
 from xformer.tasks import baseline, checks
 from xformer.tasks.dataset import TaskData
-from xformer.tasks.generated import Generated
+from xformer.tasks.generated import Symbolic
 
 Array = jax.Array
 FILLERS, CLASSES, CUE = tuple("abcdefgh"), tuple("ABCDEFGH"), ">"
@@ -27,7 +27,7 @@ _FIRST_CLASS, _CUE = len(FILLERS) + 1, len(FILLERS) + len(CLASSES) + 1  # ids
 
 
 @dataclasses.dataclass(frozen=True)
-class Needle(Generated):
+class Needle(Symbolic):
     """One symbol of `A` to `H`, each as likely, at a place drawn evenly, all others fillers; it is the class.
 
     Nothing but its distance makes an example hard: what sees it answers right, what does not can only guess.

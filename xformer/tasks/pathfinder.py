@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Generator, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
-from xformer.tasks import checks, chunks, pathfinder_images, store, vocab
-from xformer.tasks.dataset import TaskData
-from xformer.tasks.interface import Task
-from xformer.tasks.location import Progress
+from xformer.tasks import checks, chunks, pathfinder_images, vocab
+from xformer.tasks.generated import Generated
 from xformer.tasks.pathfinder_scenes import Drawing
 from xformer.tasks.ragged import Ragged
-from xformer.tasks.sizes import Sizes
 
 PresetName = Literal["pathfinder_16", "pathfinder_32", "pathx"]
-CLASS_NAMES = ["apart", "joined"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +84,7 @@ PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
 
 
 @dataclasses.dataclass(frozen=True)
-class Pathfinder(Task):
+class Pathfinder(Generated):
     """Images as sequences of pixels, row by row, class 1 ("joined") where both dots end the same contour.
 
     preset: "pathfinder_32" (1,024 tokens), "pathx" (16,384 tokens), or "pathfinder_16" (256 tokens), a smaller one of
@@ -100,18 +95,16 @@ class Pathfinder(Task):
     image occurs twice. Raises ValueError for a preset that doesn't exist or a size below 1.
     """
 
+    name: ClassVar[str] = "pathfinder"
+    examples_are: ClassVar[str] = "images"
+
     preset: PresetName = "pathfinder_32"
-    num_train: int | None = None
-    num_validation: int | None = None
-    num_test: int | None = None
-    data_seed: int = 0
+    num_validation: int | None = dataclasses.field(default=None, kw_only=True)
+    num_test: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        checks.choice("pathfinder", "preset", self.preset, PRESETS)
-        for key in ("num_train", "num_validation", "num_test"):
-            if (value := getattr(self, key)) is not None:
-                checks.whole("pathfinder", key, value, at_least=1)
-        checks.whole("pathfinder", "data_seed", self.data_seed, at_least=0)
+        super().__post_init__()
+        checks.choice(self.name, "preset", self.preset, PRESETS)
 
     @property
     def drawing(self) -> Drawing:
@@ -122,47 +115,23 @@ class Pathfinder(Task):
     def length(self) -> int:
         return self.drawing.side**2
 
-    def expected_sizes(self) -> Sizes:
-        vocab_size = vocab.Pixels(pathfinder_images.LEVELS).size
-        return Sizes({"vocab_size": vocab_size, "num_classes": len(CLASS_NAMES), "max_len": self.length})
+    @property
+    def vocabulary(self) -> vocab.Vocabulary:
+        return vocab.Pixels(pathfinder_images.LEVELS)
 
     @property
-    def split_sizes(self) -> dict[str, int]:
-        """Examples of each split."""
+    def class_names(self) -> list[str]:
+        return ["apart", "joined"]
+
+    @property
+    def options(self) -> dict[str, int | float | str]:
+        return {"preset": self.preset}
+
+    @property
+    def usual_sizes(self) -> dict[str, int]:
         preset = PRESETS[self.preset]
-        given = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
-        usual = {"train": preset.num_train, "validation": preset.num_others, "test": preset.num_others}
-        return {split: usual[split] if size is None else size for split, size in given.items()}
+        return {"train": preset.num_train, "validation": preset.num_others, "test": preset.num_others}
 
-    def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
-        def make() -> store.Corpus:
-            if progress:
-                progress(f"pathfinder: drawing {sum(self.split_sizes.values()):,} images of {self.preset}")
-            facts = {"source": f"generated, {self.preset}, data_seed={self.data_seed}"}
-            vocabulary = vocab.Pixels(pathfinder_images.LEVELS)
-            return store.Corpus(self.generate(progress=progress), vocabulary, CLASS_NAMES, facts)
-
-        store.write(self._directory(data_dir), make)
-        if progress:
-            progress(f"pathfinder: {self.open(data_dir).summary}")
-
-    def open(self, data_dir: str | Path | None = None) -> TaskData:
-        return TaskData(store.read(self._directory(data_dir)), self.length)
-
-    def generate(self, *, num_workers: int | None = None, progress: Progress = None) -> dict[str, Ragged]:
-        """The three splits, whatever the number of threads: token ids uint8, labels 0 and 1.
-
-        `progress` gets a line every few seconds.
-        """
-        return chunks.splits(
-            lambda source: pathfinder_images.chunk(self.drawing, source),
-            self.split_sizes,
-            self.data_seed,
-            "pathfinder: COUNT images",
-            num_workers=num_workers,
-            progress=progress,
-        )
-
-    def _directory(self, data_dir: str | Path | None) -> Path:
-        sizes = "_".join(str(size) for size in self.split_sizes.values())
-        return store.directory(data_dir, "pathfinder", f"{self.preset}_{sizes}_seed{self.data_seed}")
+    def stream(self, index: int, num_workers: int | None) -> Generator[Ragged]:
+        make = lambda source: pathfinder_images.chunk(self.drawing, source)
+        return chunks.stream(make, self.data_seed, index, num_workers=num_workers)

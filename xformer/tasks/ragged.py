@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,12 @@ class Ragged:
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def label(self, index: int) -> Any:
+        """The label of an example: a scalar or array, or its sequence of labels."""
+        if self.label_offsets is None:
+            return self.labels[index]
+        return self.labels[self.label_offsets[index] : self.label_offsets[index + 1]]
 
     @property
     def lengths(self) -> np.ndarray:

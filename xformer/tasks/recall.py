@@ -19,7 +19,7 @@ import numpy as np
 from xformer.tasks import baseline, checks, family
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.family import Family
-from xformer.tasks.generated import Generated
+from xformer.tasks.generated import Symbolic
 from xformer.tasks.token_classification import NO_LABEL, TokenClassification
 
 FILLER = "."
@@ -60,7 +60,7 @@ PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
 
 
 @dataclasses.dataclass(frozen=True)
-class Recall(Generated):
+class Recall(Symbolic):
     """Recall by preset; `num_train` is the preset's unless it is given.
 
     Symbols: the filler, then keys and values. Of 8,192 there are 4,095 keys and 4,096 values. Pair i stands at places
@@ -80,11 +80,11 @@ class Recall(Generated):
 
     name: ClassVar[str] = "recall"
 
-    num_validation: int = 3_000
-    num_test: int = 3_000
     preset: PresetName = "recall_64"
     alpha: float = 0.01
     noise: Literal["filler", "random"] = "filler"
+    num_validation: int | None = dataclasses.field(default=3_000, kw_only=True)
+    num_test: int | None = dataclasses.field(default=3_000, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,8 +102,8 @@ class Recall(Generated):
         return PRESETS[self.preset].length
 
     @property
-    def default_num_train(self) -> int:
-        return PRESETS[self.preset].num_train
+    def usual_sizes(self) -> dict[str, int]:
+        return {"train": PRESETS[self.preset].num_train}
 
     @property
     def options(self) -> dict[str, int | float | str]:

@@ -51,6 +51,8 @@ class Retrieval(OwnFiles):
         for key in ("num_train", "num_validation", "num_test"):
             checks.whole(self.name, key, getattr(self, key), at_least=1)
         checks.whole(self.name, "data_seed", self.data_seed, at_least=0)
+        if self.path:
+            checks.unset(self, ("num_train", "num_validation", "num_test", "data_seed"), "generated pairs")
         if not self.path and (self.validation_path or self.test_path):
             raise ValueError(f"{self.name}: path must be a file where validation_path or test_path is, got ''")
 

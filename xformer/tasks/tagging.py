@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from xformer.tasks import baseline, store, vocab
+from xformer.tasks import baseline
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.family import Family
 from xformer.tasks.listops import ListOps, PresetName
 from xformer.tasks.listops_trees import SYMBOLS
 from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
-from xformer.tasks.sizes import Sizes
 from xformer.tasks.token_classification import NO_LABEL, TokenClassification
 
 CLASS_NAMES = ["MIN", "MAX", "MED", "SM"]
@@ -31,34 +29,24 @@ class Tagging(ListOps):
     sees a token alone, or a bag of tokens, can tell. Options and expressions are those of `ListOps`.
     """
 
+    name: ClassVar[str] = "tagging"
+
     preset: PresetName = "listops_128"
 
     @property
     def family(self) -> Family:
         return TokenClassification()
 
-    def expected_sizes(self) -> Sizes:
-        return Sizes({**super().expected_sizes(), "num_classes": len(CLASS_NAMES)})
+    @property
+    def class_names(self) -> list[str]:
+        return CLASS_NAMES
 
-    def prepare(self, data_dir: str | Path | None = None, *, progress: Progress = None) -> None:
-        def make() -> store.Corpus:
-            facts = self.begin("tagging", progress)
-            splits = {split: tagged(examples) for split, examples in self.generate(progress=progress).items()}
-            return store.Corpus(splits, vocab.Symbols(SYMBOLS), CLASS_NAMES, facts)
-
-        store.write(self._directory(data_dir), make)
-        if progress:
-            progress(f"tagging: {self.open(data_dir).summary}")
-
-    def open(self, data_dir: str | Path | None = None) -> TaskData:
-        return TaskData(store.read(self._directory(data_dir)), self.length, self.family)
+    def generate(self, *, num_workers: int | None = None, progress: Progress = None) -> dict[str, Ragged]:
+        expressions = super().generate(num_workers=num_workers, progress=progress)
+        return {split: tagged(examples) for split, examples in expressions.items()}
 
     def baseline(self, data: TaskData) -> dict[str, Any]:
         return baseline.scores(self, data)
-
-    def _directory(self, data_dir: str | Path | None) -> Path:
-        own = super()._directory(data_dir)
-        return store.directory(data_dir, "tagging", own.parent.name)
 
 
 def tagged(examples: Ragged) -> Ragged:

@@ -83,7 +83,10 @@ class Callback:
         return arrays
 
     def evaluation_params(self, arrays: Any, params: Any) -> Any:
-        """The parameters that are evaluated and that `xformer.load` gives; training goes on with its own."""
+        """The parameters that are evaluated and that `xformer.load` gives; training goes on with its own.
+
+        Called where `init_arrays` gives an array.
+        """
         return params
 
 

@@ -57,7 +57,7 @@ def find(path: str | Path) -> Source:
     Raises:
       WarmStartError: there is none, or it is damaged.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     own = path.parent if path.name.isdigit() and (path / MANIFEST).is_file() else None
     checkpoints = Checkpoints(own or path / "checkpoints")
     try:
