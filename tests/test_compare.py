@@ -265,6 +265,31 @@ def test_seeds_share_what_is_compiled_and_change_nothing_by_it(config, tmp_path)
     assert (kept[1]["loss"] == kept[2]["loss"]).all() and (kept[0]["loss"] != kept[1]["loss"]).any()
 
 
+def test_runs_whose_steps_come_of_other_data_share_none(tmp_path):
+    """By `num_epochs` the data decides how long a run is, and with it the schedule inside the compiled step."""
+
+    def trainer(num_train, like=None):
+        built = experiments.build(
+            {
+                "name": f"needle-{num_train}",
+                "seed": 0,
+                "attention": {"name": "full"},
+                "model": {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8},
+                "task": {"name": "needle", "max_len": 16, "num_train": num_train, "num_validation": 4, "num_test": 4},
+                "optimizer": {"name": "adamw", "learning_rate": 0.01, "schedule": "cosine"},
+                "train": {"num_steps": 20, "num_epochs": 1.0, "batch_size": 4, "mesh": {"data": 1}},
+            }
+        )
+        return built.steps_key, built.trainer(tmp_path / built.name, tmp_path / "data", like=like)
+
+    key, first = trainer(40)
+    assert first.train.num_steps == 10 and float(first.schedule(10)) < 1e-6 < float(first.schedule(9))
+    for num_train, num_steps in ((32, 8), (40, 10), (800, 20)):
+        other_key, other = trainer(num_train, first.engine)
+        assert key == other_key and other.train.num_steps == num_steps
+        assert (other.engine.steps is first.engine.steps) == (num_steps == 10)
+
+
 def test_every_variant_is_checked_before_anything_runs(run, errors, tmp_path):
     code, _, err = run("--config.variants.win-1_+.attention.left=-3")
     assert code == cli.WRONG_ARGUMENTS and len(err.splitlines()) == 1 and "left" in err

@@ -15,9 +15,10 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 VARIANTS = ("full", "window", "linformer", "bigbird", "shaw", "music", "t5", "alibi", "rotary")
 ARENA = tuple(f"lra/{task}" for task in ("listops", "text", "retrieval", "image", "pathfinder", "pathx"))
 PROBES = ("needle", "order", "recall")
-EXPERIMENTS = ("listops", "imdb", "documents", "demo", "retrieval", "tagging", *PROBES, *ARENA)
+TEXTS = ("imdb", "sentiment", "linux_docs", "documents")
+EXPERIMENTS = ("listops", "demo", "retrieval", "tagging", *TEXTS, *PROBES, *ARENA)
 DEMO_VARIANTS = ["full", "window", "bigbird", "linformer-4", "linformer-16", "shaw"]
-COMPARISONS = ("compare_demo", "compare_imdb", "compare_listops", "compare_lra")
+COMPARISONS = ("compare_demo", "compare_documents", "compare_imdb", "compare_listops", "compare_lra")
 
 
 def load(spec, *overrides):
@@ -258,7 +259,7 @@ def test_overrides_apply_in_order_and_before_the_types_are_known():
         (
             "full",
             ["train.select_metric=acuracy"],
-            "train.select_metric: got 'acuracy', takes one of 'accuracy', 'loss'",
+            "train.select_metric: got 'acuracy', takes one of 'accuracy', 'macro_f1', '",
         ),
         (
             "full",

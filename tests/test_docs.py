@@ -82,6 +82,8 @@ def run_command(words):
         return
     if name == "bench":
         args = [*args, *TINY_BENCH]
+    elif name == "predict":
+        pass
     else:
         keys = {key: value for key, value in tiny(spec).items() if not any(f"{key}=" in o for o in overrides)}
         small = [f"{key}={value}" for key, value in keys.items()]

@@ -90,6 +90,9 @@ class Loss(Nameless):
 class Seconds(Loss):
     name = "seconds"
 
+class Sums(Loss):
+    name = "f1"
+
 class Counts(Metric):
     name, better = "spread", "min"
 
@@ -319,7 +322,7 @@ def test_metrics_from_outside_stand_beside_those_of_the_task(house):
     assert built.judged.better == {**built.task.better, "spread": "min", "certain": "max"}
     batch = {"targets": jnp.array([0, 1, 1, 9]), "weights": jnp.array([1.0, 1, 1, 0])}
     found = built.judged.metrics(jnp.eye(4, 10), batch)
-    assert list(found) == ["loss", "accuracy", "spread", "certain"]
+    assert list(found) == [*built.task.metrics(jnp.eye(4, 10), batch), "spread", "certain"]
     sums = reduce(found)
     finished = built.judged.finish(
         {name: np.asarray(x) if not isinstance(x, tuple) else tuple(map(float, x)) for name, x in sums.items()}
@@ -339,6 +342,7 @@ def test_metrics_from_outside_stand_beside_those_of_the_task(house):
         ("scratch_ops:Nameless", r"^train.metrics: Nameless must have a name and better, .* got None and None$"),
         ("scratch_ops:Loss", r"^train.metrics: Loss must have a name of its own, got 'loss'$"),
         ("scratch_ops:Seconds", r"^train.metrics: Seconds must have a name of its own, got 'seconds'$"),
+        ("scratch_ops:Sums", r"^train.metrics: Sums must have a name of its own, got 'f1'$"),
         ({"name": "scratch_ops:Certain", "wrong": "shape"}, r"^train: metric 'certain' must be values and weights"),
         ({"name": "scratch_ops:Certain", "wrong": "x"}, r"^train.metrics\[0\].name: scratch_ops:Certain raised KeyErr"),
     ],

@@ -6,6 +6,7 @@ import math
 import re
 import struct
 
+import matplotlib.axes
 import pytest
 import report_fake
 
@@ -297,3 +298,18 @@ def test_an_accuracy_without_class_shares_has_the_baseline_of_its_task(tmp_path)
     report_fake.make(tmp_path, info={}, baseline=baseline)
     page = report.write(tmp_path).html.read_text()
     assert "gives 90.0 %" in page and "Every run ended at chance level" in page
+
+
+def test_other_simple_methods_are_drawn_and_named(tmp_path, monkeypatch):
+    drawn = []
+    axhline = matplotlib.axes.Axes.axhline
+    monkeypatch.setattr(
+        matplotlib.axes.Axes, "axhline", lambda ax, y, **kw: drawn.append((y, kw.get("ls"))) or axhline(ax, y, **kw)
+    )
+    scores = {"test": {"accuracy": 0.91}, "validation": {"accuracy": 0.92}}
+    others = [{"title": "TF-IDF", "name": "sees the words", "scores": scores}, {"title": "none", "scores": {}}]
+    report_fake.make(tmp_path, baseline={"name": "answers 0", "scores": {}, "others": others})
+    text = report.write(tmp_path).html.with_name("report.md").read_text()
+    assert "Dash-dotted: TF-IDF, a classifier that sees the words, gives 91.0 %." in text
+    assert "| TF-IDF | step time |" in text and "TF-IDF | none" not in text
+    assert {(0.92, "-."), (0.91, "-.")} <= set(drawn)

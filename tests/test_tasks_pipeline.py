@@ -137,14 +137,20 @@ def test_metrics_are_sums_over_real_examples():
     metrics = jax.jit(task.metrics)(logits.astype(jnp.bfloat16), batch)
     log_sum = np.log(np.exp([2.0, 1.0]) + 2)
     expected = (log_sum[0] - 2) + log_sum[1] + 0.5 * (log_sum[1] - 1)
-    assert set(metrics) == {"loss", "accuracy"}
-    assert all(part.dtype == jnp.float32 and part.shape == (4,) for pair in metrics.values() for part in pair)
-    sums = {
-        name: (float((values * weights).sum()), float(weights.sum())) for name, (values, weights) in metrics.items()
-    }
+    pairs = {name: metrics[name] for name in ("loss", "accuracy")}
+    assert all(part.dtype == jnp.float32 and part.shape == (4,) for pair in pairs.values() for part in pair)
+    sums = {name: (float((values * weights).sum()), float(weights.sum())) for name, (values, weights) in pairs.items()}
+    sums |= {name: np.asarray(metrics[name]) for name in ("f1", "calibration")}
     np.testing.assert_allclose(sums["loss"], (expected, 2.5), rtol=1e-6)
     np.testing.assert_allclose(sums["accuracy"], (1.5, 2.5))
-    assert task.finish(sums) == pytest.approx({"loss": expected / 2.5, "accuracy": 0.6})
+    # Class 0: one hit; class 1: half a hit, one false alarm; class 2: one miss. Confidences e^2 / (e^2 + 2) and, twice,
+    # e / (e + 2), which share a bin: 1.5 examples, half a hit.
+    sure, unsure = np.exp(2) / (np.exp(2) + 2), np.e / (np.e + 2)
+    others = {
+        "macro_f1": (1 + 0.5 + 0) / 3,
+        "calibration_error": (1 - sure + abs(0.5 - 1.5 * unsure)) / 2.5,
+    }
+    assert task.finish(sums) == pytest.approx({"loss": expected / 2.5, "accuracy": 0.6} | others)
 
     def mean_loss(logits):
         values, weights = task.metrics(logits, batch)["loss"]
@@ -168,11 +174,13 @@ def test_a_target_that_is_no_class_is_refused_or_nan(wrong):
     logits = jnp.zeros((2, 3))
     with pytest.raises(ValueError, match=f"targets must be from 0 to 2, got {wrong}"):
         task.metrics(logits, batch)
-    for values, _ in jax.jit(task.metrics)(logits, batch).values():
-        assert np.isnan(values).tolist() == [False, True]
+    found = jax.jit(task.metrics)(logits, batch)
+    for name in ("loss", "accuracy"):
+        assert np.isnan(found[name][0]).tolist() == [False, True]
+    assert np.isnan(found["f1"]).any() and np.isnan(found["calibration"]).any()
     filler = batch | {"weights": jnp.array([1.0, 0.0])}
-    for values, _ in (jax.jit(task.metrics)(logits, filler) | task.metrics(logits, filler)).values():
-        assert np.isfinite(values).all()
+    for found in (jax.jit(task.metrics)(logits, filler), task.metrics(logits, filler)):
+        assert all(np.isfinite(part).all() for part in jax.tree.leaves(found))
 
 
 def test_targets_that_are_no_integers_are_refused():

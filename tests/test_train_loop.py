@@ -289,3 +289,5 @@ def test_an_engine_takes_the_steps_of_one_like_it_and_of_no_other(tmp_path, fini
     )  # fmt: skip
     other = dataclasses.replace(make_trainer(tmp_path / "c", dropout_rate=0.1), like=first)
     assert other.engine.steps is not first.steps
+    shorter = dataclasses.replace(make_trainer(tmp_path / "d", num_steps=9), like=first)
+    assert shorter.engine.steps is not first.steps, "schedules end at num_steps"

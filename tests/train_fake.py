@@ -71,6 +71,9 @@ class FakeTask:
     def records(self, outputs: jax.Array, batch: Any) -> dict[str, jax.Array]:
         return {"targets": batch["targets"], "predictions": jnp.argmax(outputs, axis=1)}
 
+    def details(self, records: Any, data: Any) -> dict[str, Any]:
+        return {"kept": sorted(records)}
+
     def baseline(self, data: Any) -> dict[str, Any]:
         return {"name": "answers 0", "scores": {"test": {"accuracy": float(np.mean(data.arrays("test")[1] == 0))}}}
 

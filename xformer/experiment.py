@@ -75,7 +75,10 @@ class Experiment:
 
     @property
     def steps_key(self) -> Hashable:
-        """What the compiled steps are made of, data sizes aside: experiments with equal keys share them by `like`."""
+        """What the compiled steps are made of, the data aside: experiments with equal keys share them by `like`.
+
+        Not where `train.num_epochs` gives them other numbers of steps: `Engine` sees to that.
+        """
         sections_text = json.dumps({key: as_json(self.config[key]) for key in ("model", "optimizer", "train")})
         return self.model, sections_text, self.attention, self.task.steps_key
 
@@ -98,15 +101,15 @@ class Experiment:
         # The user's own files are read here; what is wrong with them is a wrong `task` section.
         sections.construct("task", self.config.to_dict(), lambda: self.task.prepare(data_dir, progress=progress))
         data = self.task.open(data_dir)
-        check = lambda: check_batch_size(self.train, data.num_examples("train"))
+        train = self.train.steps_for(data.num_examples("train"))
+        check = lambda: check_batch_size(train, data.num_examples("train"))
         sections.construct("train", self.config.to_dict(), check)
         return Trainer(
             model_fn=self.model_fn(**self.task.sizes(data.preprocess)),
             data=data,
             task=self.judged,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            train=self.train,
+            **_optimizer(self.config, train.num_steps),
+            train=train,
             workdir=Path(workdir),
             seed=self.seed,
             name=self.name,
@@ -171,7 +174,7 @@ def build(config: Mapping | ConfigDict) -> Experiment:
         task=task,
         judged=judged,
         train=sections.construct("train", checked, lambda: TrainConfig(**checked["train"])),
-        **_optimizer(checked),
+        **_optimizer(checked, checked["train"]["num_steps"]),
         model=model,
         model_args=model_args,
         config=as_config(checked),
@@ -219,8 +222,8 @@ def check_devices(experiment: Experiment) -> None:
             raise ConfigError(f"train.mesh.{axis}: got {shards}, takes a divisor of {key}, which is {size}")
 
 
-def _optimizer(config: Mapping[str, Any]) -> dict[str, Any]:
-    num_steps = config["train"]["num_steps"]
+def _optimizer(config: Mapping[str, Any] | ConfigDict, num_steps: int) -> dict[str, Any]:
+    config = config.to_dict() if isinstance(config, ConfigDict) else config
     build_optimizer = lambda: optimizers.build(**config["optimizer"], num_steps=num_steps)
     optimizer, schedule = sections.construct("optimizer", config, build_optimizer)
     return {"optimizer": optimizer, "schedule": schedule}

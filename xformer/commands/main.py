@@ -1,4 +1,4 @@
-"""The console command `xformer`: run, compare, inspect and bench, from any folder."""
+"""The console command `xformer`: run, compare, predict, inspect and bench, from any folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from xformer.commands import start
 COMMANDS = {
     "run": "train and evaluate one experiment",
     "compare": "train every variant of a comparison and write the report",
+    "predict": "what a trained model says of texts in files",
     "inspect": "shapes, parameters, FLOPs and attention pattern of an experiment; trains nothing",
     "bench": "time and memory of attention against length",
 }

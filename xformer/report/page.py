@@ -166,9 +166,11 @@ def _plots(
     over = "mean over seeds, bands and bars are 95 % intervals over seeds (Student t)" if several else (
         "one seed, no intervals")  # fmt: skip
     chance = summary.baseline(comparison, "test")
-    shown = formatting.percent(chance) if comparison.metric == "accuracy" else f"{chance:.4f}"
+    spell = lambda value: formatting.percent(value) if comparison.metric == "accuracy" else f"{value:.4f}"
     guesser = summary.guesser(comparison)
-    guess = f" {guesser[0].upper()}{guesser[1:]} gives {shown}." if math.isfinite(chance) else ""
+    guess = f" {guesser[0].upper()}{guesser[1:]} gives {spell(chance)}." if math.isfinite(chance) else ""
+    for title, (name, score) in summary.others(comparison, "test").items():
+        guess += f" Dash-dotted: {title}, a classifier that {name}, gives {spell(score)}."
     left_out = " Variants with a run at chance level are not filled." if any(row.chance_seeds for row in rows) else ""
     cost_caption = [
         "The attention operation alone. A ring marks the length from which a variant is cheaper than "

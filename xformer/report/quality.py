@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xformer.report import formatting, labels, style
 from xformer.report.results import Comparison
 from xformer.report.stats import Estimate, estimate
-from xformer.report.summary import Row, baseline, baseline_title, data_differ
+from xformer.report.summary import Row, baseline, baseline_title, data_differ, others
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +71,7 @@ def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
         ax.set_xlabel("training FLOPs so far")
         _quality_axis(ax, comparison, every, "validation", chance)
         line = chance_line(ax, chance, theme, baseline_title(comparison))
+        line += _other_lines(ax, comparison, "validation", theme)
         fig.draw_without_rendering()
         last = [(points[-1][0], points[-1][1].mean, name, palette.colour(name)) for name, points in drawn.items()]
         lines = [[(x, value.mean) for x, value in points] for points in drawn.values()]
@@ -131,6 +132,7 @@ def _draw_panel(ax: Axes, panel: Panel, comparison: Comparison, rows: Sequence[R
     style.log_axis(ax, "x", panel.tick)
     _quality_axis(ax, comparison, [row.quality for row in rows], "test")
     chance_line(ax, baseline(comparison, "test"), palette.theme, baseline_title(comparison))
+    _other_lines(ax, comparison, "test", palette.theme)
 
 
 def front(rows: Sequence[Row], cost: Callable[[Row], float], higher_is_better: bool) -> list[Row]:
@@ -179,3 +181,14 @@ def chance_line(ax: Axes, score: float, theme: style.Theme, title: str) -> list[
         return []
     ax.axhline(score, color=theme.muted, lw=1, ls=":")
     return [(ax.get_xlim()[1], score, title, theme.muted)]
+
+
+def _other_lines(ax: Axes, comparison: Comparison, split: str, theme: style.Theme) -> list[labels.Label]:
+    """Draws what other simple methods score, the axis made longer where needed; what to write at the lines' ends."""
+    found = others(comparison, split)
+    for _, score in found.values():
+        low, high = ax.get_ylim()
+        margin = 0.05 * (max(high, score) - min(low, score))
+        ax.set_ylim(min(low, score - margin), max(high, score + margin))
+        ax.axhline(score, color=theme.muted, lw=1, ls="-.")
+    return [(ax.get_xlim()[1], score, title, theme.muted) for title, (_, score) in found.items()]

@@ -41,6 +41,17 @@ class Run:
         scores = mapping(mapping((self.result or {}).get("baseline")).get("scores"))
         return number(mapping(scores.get(split)), metric)
 
+    def others(self, metric: str, split: str) -> dict[str, tuple[str, float]]:
+        """(what it does, what it scores) of each other simple method that the result knows, by its title."""
+        found = mapping((self.result or {}).get("baseline")).get("others")
+        methods = [mapping(method) for method in found] if isinstance(found, list) else []
+        scores = {method.get("title"): mapping(mapping(method.get("scores")).get(split)) for method in methods}
+        return {
+            str(method["title"]): (str(method.get("name", "")), value)
+            for method in methods
+            if "title" in method and math.isfinite(value := number(scores[method["title"]], metric))
+        }
+
     @property
     def digest(self) -> str | None:
         """The digest of the contents of the data that the run was made on; None where the result holds none."""

@@ -119,6 +119,12 @@ def baseline(comparison: Comparison, split: str) -> float:
     return next((value for value in known if math.isfinite(value)), math.nan)
 
 
+def others(comparison: Comparison, split: str) -> dict[str, tuple[str, float]]:
+    """(what it does, what it scores by the comparison's metric) of each other simple method, by its title."""
+    runs = reversed(list(comparison.all_runs()))
+    return {title: found for run in runs for title, found in run.others(comparison.metric, split).items()}
+
+
 def above(comparison: Comparison) -> str:
     """What is better than a value of the metric: "above" or "below" it."""
     return "above" if comparison.higher_is_better else "below"

@@ -129,13 +129,13 @@ def _geometric_mean(values: Sequence[float]) -> float:
 def runs(comparison: Comparison) -> Table:
     """One row a run, with what became of it."""
     headers = ("variant", "seed", "state", f"test {comparison.metric}", f"validation {comparison.metric}", "best step",
-               summary.baseline_title(comparison), "step time",
+               summary.baseline_title(comparison), *summary.others(comparison, "test"), "step time",
                *(["data"] if summary.digests(comparison) else []))  # fmt: skip
     return Table(headers, tuple(_run(run, comparison)[: len(headers)] for run in comparison.all_runs()))
 
 
 def _run(run: Run, comparison: Comparison) -> tuple[str, ...]:
-    metric = comparison.metric
+    metric, titles = comparison.metric, summary.others(comparison, "test")
     chance = run.result is not None and summary.is_at_chance(run, metric, comparison.higher_is_better)
     state = CHANCE if chance else run.status
     show = (
@@ -152,6 +152,7 @@ def _run(run: Run, comparison: Comparison) -> tuple[str, ...]:
         show(number((run.result or {}).get("eval"), metric)),
         f"{best:,.0f}" if math.isfinite(best) else formatting.MISSING,
         show(summary.baseline_of(run, metric)),
+        *(show(run.others(metric, "test").get(title, ("", math.nan))[1]) for title in titles),
         formatting.milliseconds(number(run.result, "step_time_ms")),
         formatting.MISSING if run.digest is None else run.digest[:12],
     )

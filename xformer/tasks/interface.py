@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xformer.tasks import baseline
 from xformer.tasks.classification import Classification
@@ -99,6 +100,8 @@ class Task(abc.ABC):
             name: shape((batch_size, sizes["max_len"]), jnp.int32) for name in ("inputs", "inputs2")[: self.num_texts]
         }
         extra = {name: shape((batch_size,), jnp.float32) for name in self.family.extras}
+        if self.family.example_weights(np.zeros(1, np.int32), sizes["num_classes"]) is not None:
+            extra["loss_weights"] = shape((batch_size,), jnp.float32)
         targets = self.family.targets(batch_size, sizes["max_len"], sizes["num_classes"])
         return batch | {"targets": targets, "weights": shape((batch_size,), jnp.float32)} | extra
 
@@ -131,6 +134,16 @@ class Task(abc.ABC):
         """What is kept of each test example besides its metrics: small arrays [batch, ...] by name."""
         return self.family.records(outputs, batch)
 
+    def details(self, records: Mapping[str, np.ndarray], data: TaskData) -> dict[str, Any]:
+        """What no single number says of the test split, such as precision and recall of each class; JSON-able.
+
+        records: what `records` kept of all its examples, and the metrics of each.
+        """
+        return self.family.details(records, data.class_names)
+
     def baseline(self, data: TaskData) -> dict[str, Any]:
-        """What a guesser scores that reads no text: `name` says what it answers, `scores` its metrics by split."""
+        """What a guesser scores that reads no text: `name` says what it answers, `scores` its metrics by split.
+
+        Other simple methods may stand among `others`, each with a `title` of a word or two, `name` and `scores`.
+        """
         return baseline.scores(self, data)

@@ -21,7 +21,7 @@ def default_data_dir() -> Path:
 
 
 def prepared_tfds(root: Path, name: str) -> Path | None:
-    """The newest version of a TFDS data set under the directory that can be read without TensorFlow."""
+    """The newest version of a TFDS data set `name` or `name/config` in `root` that can be read without TensorFlow."""
     for info in sorted((root / name).glob("**/dataset_info.json"), reverse=True):
         unfinished = info.parent.name.startswith("incomplete")
         if not unfinished and json.loads(info.read_text(encoding="utf-8")).get("fileFormat") == "array_record":

@@ -81,7 +81,7 @@ class Judged:
                 wrong = f"{what} must have a name and better, which is 'min' or 'max', got {name!r} and {way!r}"
                 raise ArgumentError("metrics", f"metrics: {wrong}")
             if name in (*better, *TAKEN):
-                raise ArgumentError("metrics", f"metrics: {what} must have a name of its own, got {name!r}")
+                raise _taken(metric)
             better[name] = way
         self.task, self.further, self.better = task, tuple(further), better
 
@@ -90,8 +90,16 @@ class Judged:
         return self.task.inputs(batch)
 
     def metrics(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, family.Metric]:
-        """The metrics of a batch, those of the task first."""
-        return self.task.metrics(outputs, batch) | {own.name: own.of_batch(outputs, batch) for own in self.further}
+        """The metrics of a batch, those of the task first.
+
+        Raises ArgumentError for a further one that is called as sums of the task are, such as the `f1` of `macro_f1`.
+        """
+        found = self.task.metrics(outputs, batch)
+        for own in self.further:
+            if own.name in found:
+                raise _taken(own)
+            found = found | {own.name: own.of_batch(outputs, batch)}
+        return found
 
     def finish(self, sums: family.Sums) -> dict[str, float]:
         """The metrics of a whole data set."""
@@ -103,6 +111,15 @@ class Judged:
         """What is kept of each test example besides its metrics."""
         return self.task.records(outputs, batch)
 
+    def details(self, records: Mapping[str, np.ndarray], data: TaskData) -> dict[str, Any]:
+        """What no single number says of the test split, as the task has it."""
+        return self.task.details(records, data)
+
     def baseline(self, data: TaskData) -> dict[str, Any]:
         """What a guesser scores in the task's own metrics; further ones may read what a guesser is not given."""
         return self.task.baseline(data)
+
+
+def _taken(metric: Metric) -> ArgumentError:
+    what = type(metric).__name__
+    return ArgumentError("metrics", f"metrics: {what} must have a name of its own, got {metric.name!r}")

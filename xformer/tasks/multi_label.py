@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -66,6 +66,12 @@ class MultiLabel(Family):
 
     def records(self, outputs: Array, batch: Mapping[str, Any]) -> dict[str, Array]:
         return {"targets": batch["targets"], "predictions": outputs > 0}
+
+    def details(self, records: Mapping[str, np.ndarray], class_names: Sequence[str]) -> dict[str, Any]:
+        """`classes`: precision, recall, F1 and number of texts by label."""
+        held, predicted = records["targets"].astype(bool), records["predictions"].astype(bool)
+        counts = np.stack([(predicted & held).sum(0), (predicted & ~held).sum(0), (~predicted & held).sum(0)])
+        return {"classes": family.by_class(counts, class_names)}
 
     def predict(self, outputs: Array) -> Array:
         return jax.nn.sigmoid(outputs)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xformer import extras
-from xformer.tasks.ragged import Ragged
+from xformer.tasks.ragged import Cut, Ragged
 
 if TYPE_CHECKING:
     import grain
@@ -21,6 +21,8 @@ def batches(
     max_len: int,
     center: float = 0.0,
     scale: float | None = None,
+    cut: Cut = "head",
+    class_weights: np.ndarray | None = None,
     seed: int,
     shuffle: bool,
     epochs: int | None,
@@ -55,10 +57,11 @@ def batches(
     def read(global_batch: Sequence[int]) -> dict[str, np.ndarray]:
         rows = slice(shard_index * batch_size, (shard_index + 1) * batch_size)
         mine = np.asarray(global_batch[rows], np.int64)
-        found = {"inputs": examples.pad(mine, batch_size, max_len)}
+        found = {"inputs": examples.pad(mine, batch_size, max_len, cut)}
         if examples.tokens2 is not None:
-            found["inputs2"] = examples.pad_second(mine, batch_size, max_len)
-        return found | read_targets(examples, mine, batch_size, max_len=max_len, center=center, scale=scale)
+            found["inputs2"] = examples.pad_second(mine, batch_size, max_len, cut)
+        numbers: dict[str, Any] = {"center": center, "scale": scale, "class_weights": class_weights}
+        return found | read_targets(examples, mine, batch_size, max_len=max_len, **numbers)
 
     order = grain.MapDataset.range(len(examples))
     if shuffle:
@@ -70,16 +73,26 @@ def batches(
 
 
 def read_targets(
-    examples: Ragged, indices: np.ndarray, rows: int, *, max_len: int, center: float = 0.0, scale: float | None = None
+    examples: Ragged,
+    indices: np.ndarray,
+    rows: int,
+    *,
+    max_len: int,
+    center: float = 0.0,
+    scale: float | None = None,
+    class_weights: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """`targets` [rows, ...] and `weights` float32 [rows] of the named examples; rows beyond them are fillers.
 
     Where there is a `scale`, labels are numbers: targets are (label - center) / scale, float32, and the batch holds
-    `center` and `scale`, float32 [rows], to turn them back.
+    `center` and `scale`, float32 [rows], to turn them back. With `class_weights` it holds that of each target as
+    `loss_weights`, float32 [rows].
     """
     targets = examples.targets(indices, rows, max_len)
     weights = np.zeros(rows, np.float32)
     weights[: len(indices)] = 1
+    if class_weights is not None:
+        return {"targets": targets, "weights": weights, "loss_weights": class_weights[targets] * weights}
     if scale is None:
         return {"targets": targets, "weights": weights}
     whole = lambda value: np.full(rows, value, np.float32)

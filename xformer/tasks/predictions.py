@@ -23,7 +23,7 @@ class Predictions:
     Attributes:
       labels: the name of the likeliest class of each text.
       probabilities: float32 `[texts, classes]`; each row sums to 1.
-      truncated: bool `[texts]`, True where the model saw the beginning of a text only.
+      truncated: bool `[texts]`, True where the model saw a part of a text only.
     """
 
     labels: list[str]
@@ -41,7 +41,7 @@ class LabelPredictions:
     Attributes:
       labels: the names of those whose probability reaches their threshold, for each text, in the order of the classes.
       probabilities: float32 `[texts, labels]`, each by itself between 0 and 1.
-      truncated: bool `[texts]`, True where the model saw the beginning of a text only.
+      truncated: bool `[texts]`, True where the model saw a part of a text only.
     """
 
     labels: list[list[str]]
@@ -58,7 +58,7 @@ class NumberPredictions:
 
     Attributes:
       numbers: float64 `[texts]`, in the units of the training data.
-      truncated: bool `[texts]`, True where the model saw the beginning of a text only.
+      truncated: bool `[texts]`, True where the model saw a part of a text only.
     """
 
     numbers: np.ndarray
@@ -75,7 +75,7 @@ class TokenPredictions:
     Attributes:
       labels: for each text the name of the likeliest class of each token that the model saw.
       probabilities: for each text float32 `[tokens, classes]`.
-      truncated: bool `[texts]`, True where the model saw the beginning of a text only.
+      truncated: bool `[texts]`, True where the model saw a part of a text only.
     """
 
     labels: list[list[str]]

@@ -6,10 +6,13 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+Cut = Literal["head", "tail", "head_tail"]
+"""Which tokens of a sequence that is too long are kept: the first, the last, or the first half and the last half."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,14 +89,14 @@ class Ragged:
         first = np.diff(self.offsets)
         return first if self.offsets2 is None else np.maximum(first, np.diff(self.offsets2))
 
-    def pad(self, indices: Sequence[int] | np.ndarray, rows: int, max_len: int) -> np.ndarray:
+    def pad(self, indices: Sequence[int] | np.ndarray, rows: int, max_len: int, cut: Cut = "head") -> np.ndarray:
         """The named examples cut to `max_len` and padded with 0, then rows of 0: int32 [rows, max_len]."""
-        return _pad(self.tokens, self.offsets, indices, rows, max_len, 0)
+        return _pad(self.tokens, self.offsets, indices, rows, max_len, 0, cut)
 
-    def pad_second(self, indices: Sequence[int] | np.ndarray, rows: int, max_len: int) -> np.ndarray:
+    def pad_second(self, indices: Sequence[int] | np.ndarray, rows: int, max_len: int, cut: Cut = "head") -> np.ndarray:
         """The second documents, as `pad` gives the first."""
         assert self.tokens2 is not None and self.offsets2 is not None
-        return _pad(self.tokens2, self.offsets2, indices, rows, max_len, 0)
+        return _pad(self.tokens2, self.offsets2, indices, rows, max_len, 0, cut)
 
     def targets(self, indices: np.ndarray, rows: int, max_len: int) -> np.ndarray:
         """Labels of the named examples, then zeros: [rows, ...]; sequences are cut and padded with -1, for no label."""
@@ -141,14 +144,29 @@ def _flat(
     return np.concatenate([np.empty(0, dtype), *arrays]), offsets
 
 
+def shorten(sequence: Sequence[int] | np.ndarray, max_len: int, cut: Cut) -> Sequence[int] | np.ndarray:
+    """At most `max_len` tokens of a sequence."""
+    if len(sequence) <= max_len or cut == "head":
+        return sequence[:max_len]
+    if cut == "tail":
+        return sequence[len(sequence) - max_len :]
+    last = max_len // 2
+    return np.concatenate([sequence[: max_len - last], sequence[len(sequence) - last :]])
+
+
 def _pad(
-    values: np.ndarray, offsets: np.ndarray, indices: Sequence[int] | np.ndarray, rows: int, length: int, filler: int
+    values: np.ndarray,
+    offsets: np.ndarray,
+    indices: Sequence[int] | np.ndarray,
+    rows: int,
+    length: int,
+    filler: int,
+    cut: Cut = "head",
 ) -> np.ndarray:
     padded = np.full((rows, length), filler, np.int32)
     for row, index in enumerate(indices):
-        start = offsets[index]
-        stop = min(offsets[index + 1], start + length)
-        padded[row, : stop - start] = values[start:stop]
+        kept = shorten(values[offsets[index] : offsets[index + 1]], length, cut)
+        padded[row, : len(kept)] = kept
     return padded
 
 

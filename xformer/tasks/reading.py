@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,14 +51,6 @@ def read(
         documents = list(_folder(path))
     else:
         fields = [text_field, label_field, *([] if second_field is None else [second_field])]
-        readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
-            ".jsonl": _json_lines,
-            ".ndjson": _json_lines,
-            ".csv": lambda path: tables.rows(path, decode(path), ",", fields),
-            ".tsv": lambda path: tables.rows(path, decode(path), "\t", fields),
-        }
-        if path.suffix.lower() not in readers:
-            raise ValueError(f"documents: {path} must end in {', '.join(readers)} or be a folder LABEL/*.txt")
         documents = [
             Document(
                 place,
@@ -66,13 +58,54 @@ def read(
                 parse(place, f"field {label_field!r}", _field(place, row, label_field)),
                 None if second_field is None else _text(place, row, second_field),
             )
-            for place, row in ((f"{path} line {line}", row) for line, row in readers[path.suffix.lower()](path))
+            for place, row in (
+                (f"{path} line {line}", row) for line, row in _rows(path, fields, "a folder LABEL/*.txt")
+            )
         ]
     if not documents:
         raise ValueError(
             f"documents: {path} is empty: no " + ("LABEL/*.txt in it" if path.is_dir() else "document in it")
         )
     return documents
+
+
+def read_unlabelled(path: Path, text_field: str, second_field: str | None = None) -> list[Document]:
+    """Texts without labels (`label` is None), in order. Raises ValueError as `read` does.
+
+    Args:
+      path: a `.txt` file; a folder of such files, at any depth, `place` being the path in it; or a table as for `read`,
+        `place` being the line.
+    """
+    if _is_folder(path) or path.suffix.lower() == ".txt":
+        folder = path if path.is_dir() else path.parent
+        found = [file for file in (_walk(path) if path.is_dir() else [path]) if file.suffix.lower() == ".txt"]
+        texts = [(file.relative_to(folder).as_posix(), decode(file)) for file in found]
+        if empty := next((place for place, text in texts if not text.strip()), None):
+            raise ValueError(f"documents: {folder / empty} is empty")
+        documents = [Document(place, text, None) for place, text in texts]
+    else:
+        fields = [text_field, *([] if second_field is None else [second_field])]
+        documents = []
+        for line, row in _rows(path, fields, ".txt or a folder of .txt files"):
+            place = f"{path} line {line}"
+            second = None if second_field is None else _text(place, row, second_field)
+            documents.append(Document(f"line {line}", _text(place, row, text_field), None, second))
+    if not documents:
+        raise ValueError(f"documents: {path} is empty: no " + (".txt in it" if path.is_dir() else "document in it"))
+    return documents
+
+
+def _rows(path: Path, fields: Sequence[str], others: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, row) of a table. Raises ValueError for a file of another kind; `others` names what is read besides."""
+    readers: dict[str, Callable[[], Iterator[tuple[int, dict[str, Any]]]]] = {
+        ".jsonl": lambda: _json_lines(path),
+        ".ndjson": lambda: _json_lines(path),
+        ".csv": lambda: tables.rows(path, decode(path), ",", fields),
+        ".tsv": lambda: tables.rows(path, decode(path), "\t", fields),
+    }
+    if path.suffix.lower() not in readers:
+        raise ValueError(f"documents: {path} must end in {', '.join(readers)} or be {others}")
+    return readers[path.suffix.lower()]()
 
 
 def decode(path: Path) -> str:

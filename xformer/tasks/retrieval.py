@@ -85,10 +85,8 @@ class Retrieval(OwnFiles):
         if self.path:
             for path in self._paths.values():
                 if path.is_dir():
-                    raise ValueError(
-                        f"path: got {str(path)!r}, takes a .jsonl, .csv or .tsv file with pairs of texts, or the "
-                        "arena's folder"
-                    )
+                    takes = "a .jsonl, .csv or .tsv file with pairs of texts, or the arena's folder"
+                    raise ValueError(f"path: got {str(path)!r}, takes {takes}")
             return super()._source(data_dir)
         sizes = (self.num_train, self.num_validation, self.num_test)
         key = digest("generated pairs 1", str((*sizes, self.data_seed, self._longest)))

@@ -5,19 +5,26 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
+import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from xformer.tasks import checks, store
+from xformer.tasks import bag_of_words, checks, store
 from xformer.tasks import vocab as vocabularies
+from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.location import Progress
-from xformer.tasks.ragged import Ragged
+from xformer.tasks.multi_label import MultiLabel
+from xformer.tasks.ragged import Cut, Ragged
 from xformer.tasks.sizes import Sizes
+from xformer.tasks.splits import normal
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_SUBWORDS = 8192
 _BATCH = 1024
@@ -52,6 +59,10 @@ class Source:
 class TextTask(Task):
     """Classification of texts, cut at `max_len` tokens; the share that is cut is in the data's info.
 
+    cut: what is kept of a longer text: "head", its first tokens, "tail", its last, or "head_tail", the first half of
+    `max_len` from its beginning and the other from its end. Nothing is cut where `max_len` is that of the longest;
+    `model.chunk_len` then makes a classifier read the text in chunks.
+
     vocab: "bytes" (256 of them) or "subword" (byte-level BPE of `vocab_size` tokens, 8,192 by default, learnt from the
     training split only).
     """
@@ -61,9 +72,11 @@ class TextTask(Task):
     max_len: int = 1024
     vocab: vocabularies.TextVocabulary = "bytes"
     vocab_size: int | None = None
+    cut: Cut = "head"
 
     def __post_init__(self) -> None:
         checks.whole(self.name, "max_len", self.max_len, at_least=1)
+        checks.choice(self.name, "cut", self.cut, get_args(Cut))
         checks.choice(self.name, "vocab", self.vocab, get_args(vocabularies.TextVocabulary))
         if self.vocab_size is not None:
             if self.vocab != "subword":
@@ -110,8 +123,13 @@ class TextTask(Task):
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return self._open(data_dir, self._source(data_dir))
 
+    def baseline(self, data: TaskData) -> dict[str, Any]:
+        """A guesser that reads no text, and among `others` a classifier by words; see `bag_of_words.scores`."""
+        words = isinstance(self.family, Classification | MultiLabel)
+        return super().baseline(data) | ({"others": [bag_of_words.scores(self, data)]} if words else {})
+
     def _open(self, data_dir: str | Path | None, source: Source) -> TaskData:
-        return TaskData(store.read(self._directory(data_dir, source)), self.max_len, self.family)
+        return TaskData(store.read(self._directory(data_dir, source)), self.max_len, self.family, self.cut)
 
     @abc.abstractmethod
     def _source(self, data_dir: str | Path | None) -> Source:
@@ -132,8 +150,25 @@ class TextTask(Task):
         for split, (documents, labels) in texts.splits.items():
             second = _encode(vocabulary, texts.second[split]) if texts.second else None
             splits[split] = Ragged.from_lists(_encode(vocabulary, documents), labels, dtype, second=second)
-        facts = {"source": source.name, **texts.facts}
+        facts = {"source": source.name, **texts.facts, "near_duplicates": self._near_duplicates(texts)}
         return store.Corpus(splits, vocabulary, texts.class_names, facts, texts.center, texts.scale)
+
+    def _near_duplicates(self, texts: Texts) -> dict[str, int]:
+        """Texts of each other split that also stand in the training split but for case and white space."""
+
+        def folded(split: str) -> Iterator[str]:
+            second = texts.second[split] if texts.second else itertools.repeat("")
+            return (normal(f"{first}\n{more}").casefold() for first, more in zip(texts.splits[split][0], second))  # noqa: B905
+
+        known = set(folded("train"))
+        found = {split: sum(text in known for text in folded(split)) for split in texts.splits if split != "train"}
+        for split, count in found.items():
+            if count:
+                logger.warning(
+                    "%s: %d of %d %s texts are training texts too, but for case and white space",
+                    self.name, count, len(texts.splits[split][0]), split,
+                )  # fmt: skip
+        return found
 
 
 def digest(*parts: bytes | str) -> str:

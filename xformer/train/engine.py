@@ -121,8 +121,9 @@ class Engine:
     The seed is no part of what is compiled: initial parameters and keys of dropout are arguments of the steps.
 
     Args:
-      like: an engine for which `model_fn`, `optimizer`, `schedule` and `train` were made of the same settings, and
-        whose task computes the same of a batch: its steps serve this one too, if their states have one structure.
+      like: an engine for which `model_fn`, `optimizer` and `schedule` were made of the same settings, and whose task
+        computes the same of a batch: its steps serve this one too, if both have an equal `train`, whose `num_steps` may
+        come of the data and decides the schedule, and states of one structure.
 
     Attributes:
       layout: where arrays lie.
@@ -172,7 +173,8 @@ class Engine:
                 graphdef, make(None), Compiled("training step", on_mesh), Compiled("evaluation step", evaluate)
             )
 
-        described = lambda engine, graphdef: (engine.layout, graphdef, *jax.tree.flatten(engine.abstract))
+        state = lambda engine: jax.tree.flatten(engine.abstract)
+        described = lambda engine, graphdef: (engine._train, engine.layout, graphdef, *state(engine))
         shared = like is not None and described(like, like.steps.graphdef) == described(self, graphdef)
         self.steps: Steps = like.steps if like is not None and shared else make_steps()
         self.train_step, self.eval_step = self.steps.train, self.steps.evaluate

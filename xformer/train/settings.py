@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ class TrainConfig:
 
     Attributes:
       num_steps: optimizer steps of the whole run; schedules end here.
+      num_epochs: passes over the training split after which the run ends if it has not ended by `num_steps`; schedules
+        end there too. None: `num_steps` alone decides. Read by whoever opens the data, through `steps_for`.
       batch_size: examples an optimizer step sees, over all devices and processes together.
       eval_batch_size: examples an evaluation step sees, over all devices; None: `batch_size`. Changes no result.
       eval_every: steps between evaluations of the validation split; the last step is always evaluated.
@@ -59,6 +62,7 @@ class TrainConfig:
     accumulate: int = 1
     select_metric: str | None = None
     select_mode: Literal["max", "min"] | None = None
+    num_epochs: float | None = None
     callbacks: tuple[str | Mapping[str, Any], ...] = ()
     metrics: tuple[str | Mapping[str, Any], ...] = ()
     init_from: str | None = None
@@ -82,7 +86,17 @@ class TrainConfig:
             raise ValueError(
                 f"accumulate must divide batch_size, got {self.accumulate} micro-batches of {self.batch_size} examples"
             )
+        epochs = self.num_epochs
+        if epochs is not None and (isinstance(epochs, bool) or not 0 < epochs < math.inf):
+            raise ValueError(f"num_epochs must be a number above 0, or None, got {epochs!r}")
         self._check_mesh()
+
+    def steps_for(self, num_examples: int) -> TrainConfig:
+        """These settings with the steps that a training split of so many examples gets by `num_epochs`."""
+        if self.num_epochs is None:
+            return self
+        steps = max(math.ceil(self.num_epochs * num_examples / self.batch_size), 1)
+        return dataclasses.replace(self, num_steps=min(self.num_steps, steps))
 
     def _check_mesh(self) -> None:
         for axis, size in self.mesh.items():

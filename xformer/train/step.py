@@ -48,6 +48,9 @@ class Task(Protocol):
     def records(self, outputs: Any, batch: Batch) -> Mapping[str, jax.Array]:
         """What is kept of each test example besides its metrics, [batch, ...]."""
 
+    def details(self, records: Mapping[str, Any], data: Any) -> Mapping[str, Any]:
+        """What no single number says of the test split, from what was kept of all its examples; JSON-able."""
+
     def baseline(self, data: Any) -> Mapping[str, Any]:
         """What a trivial guesser scores on the opened data: `name` and `scores`, JSON-able."""
 

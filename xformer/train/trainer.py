@@ -260,6 +260,7 @@ class Trainer:
             "select_metric": metric,
             "better": dict(self.task.better),
             "baseline": dict(self.task.baseline(self.data)),
+            "test_details": dict(self.task.details(kept.arrays(), self.data)),
             "last_step": position.step,
             "stopped_early": position.stopped,
             "init_from": folders.read_object(Path(self.workdir) / warm_start.FILE),

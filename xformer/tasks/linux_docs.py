@@ -1,0 +1,87 @@
+"""Which part of the Linux kernel's documentation is a document from? Long texts that a Debian package brings."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from xformer.tasks import released
+from xformer.tasks.location import DataMissing
+from xformer.tasks.text import Source, Texts, TextTask, digest
+
+CLASS_NAMES = [
+    "admin-guide", "arm", "core-api", "driver-api", "filesystems", "gpu", "hwmon", "i2c", "mm", "networking", "process",
+    "scsi", "sound", "trace", "userspace-api", "virt", "x86",
+]  # fmt: skip
+"""The top folders with 40 documents or more in Linux 6.1, without `translations`: a language is no subject."""
+
+_SHARES = {"validation": 0.1, "test": 0.2}
+_READING = "1"  # what the same files are read as; another number where that changes
+# Lines that many documents share and that say nothing of the subject.
+_HEADER = re.compile(r"^.*(SPDX-License-Identifier|\bcopyright\b|©).*\n?", re.M | re.I)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinuxDocs(TextTask):
+    """Documents `FOLDER/**/*.rst.gz` with the top folder as their class: 17 classes, 2,150 documents in Linux 6.1.
+
+    Lines with a licence identifier or a copyright are left out, as are folders of fewer than 40 documents and
+    `translations`. Median 3,400 bytes, a tenth above 17,000: `max_len` is 16,384 bytes unless it is given. A fifth is
+    for test and a tenth for validation, of each class, by a hash of the text.
+
+    path: the folder into which the Debian package `linux-doc-6.1` is extracted, or its `Documentation`. "": the folder
+    `linux_docs` of the data directory.
+    """
+
+    name: ClassVar[str] = "linux_docs"
+
+    max_len: int = 16_384
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.path, str):
+            raise ValueError(f"{self.name}: path must be a string, got {self.path!r}")
+
+    @property
+    def known_classes(self) -> list[str]:
+        return CLASS_NAMES
+
+    def _source(self, data_dir: str | Path | None) -> Source:
+        given = Path(self.path).expanduser() if self.path else released.data_root(data_dir) / self.name
+        folder = next((found for found in _places(given) if _files(found, CLASS_NAMES[0])), None)
+        if folder is None:
+            raise DataMissing(
+                f"{self.name}: no documentation in {given}; on Debian or Ubuntu: apt-get download linux-doc-6.1 && "
+                f"dpkg-deb -x linux-doc-6.1_*.deb {given}"
+            )
+        files = {name: _files(folder, name) for name in CLASS_NAMES}
+        if absent := [name for name, found in files.items() if len(found) < len(_SHARES) + 1]:
+            raise DataMissing(f"{self.name}: {folder} is not that of Linux 6.1: no documents in {', '.join(absent)}")
+        parts = (part for found in files.values() for file in found
+                 for part in (file.relative_to(folder).as_posix(), file.read_bytes()))  # fmt: skip
+        return Source(f"linux-doc, {folder}", digest(_READING, str(_SHARES), *parts), lambda: _read(files))
+
+
+def _places(given: Path) -> list[Path]:
+    return [given, given / "Documentation", *sorted(given.glob("usr/share/doc/linux-doc-*/Documentation"))]
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    return sorted((folder / name).rglob("*.rst.gz"))
+
+
+def _read(files: dict[str, list[Path]]) -> Texts:
+    texts = ((_text(file), label) for label, found in enumerate(files.values()) for file in found)
+    return released.split_rows(((text, label) for text, label in texts if text), CLASS_NAMES, _SHARES)
+
+
+def _text(file: Path) -> str:
+    try:
+        content = gzip.decompress(file.read_bytes())
+    except (OSError, EOFError) as error:
+        raise DataMissing(f"linux_docs: {file} is damaged ({error}); extract the package again") from error
+    return _HEADER.sub("", content.decode("utf-8", errors="replace")).strip()
