@@ -39,7 +39,7 @@ def test_student_interval_by_hand():
     assert found.mean == pytest.approx(0.2)
     assert found.half_width == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)  # t(0.975, 2) from a table
     assert stats.estimate([0.1, 0.3]).half_width == pytest.approx(12.7062 * 0.1, rel=1e-5)
-    assert stats.estimate([0.5]) == stats.Estimate(0.5, None, 1)
+    assert stats.estimate([0.5]) == stats.Estimate(0.5, None, 1, 0.5, 0.5)
     assert stats.estimate([math.nan, 0.5]).count == 1
     assert math.isnan(stats.estimate([]).mean)
 
@@ -84,6 +84,7 @@ def test_units_and_ratios():
     assert formatting.listed(["a"]) == "a" and formatting.listed(["a", "b", "c"]) == "a, b and c"
     assert formatting.quality(stats.Estimate(0.6134, 0.008, 3), "accuracy") == "61.3 ± 0.8 %"
     assert formatting.quality(stats.Estimate(0.6134, None, 1), "accuracy") == "61.3 %"
+    assert formatting.quality(stats.estimate([0.985, 0.242, 0.999]), "accuracy") == "74.2 % (24.2 to 99.9)"
 
 
 # Cost against length.

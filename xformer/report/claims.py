@@ -80,7 +80,8 @@ def _cheapest(comparison: Comparison, rows: Sequence[Row], done: Sequence[Row]) 
 def tasks_note(first: Comparison) -> str:
     """What the numbers of the table over tasks are."""
     return (
-        f"Quality with its 95 % interval over seeds. FLOPs and step time are multiples of those of {first.reference}, "
+        f"Quality with its 95 % interval over seeds (where that would be as wide as the scale, lowest and highest seed "
+        f"instead). FLOPs and step time are multiples of those of {first.reference}, "
         "the geometric mean over the tasks."
     )
 

@@ -81,10 +81,15 @@ def change(value: float, reference: float) -> str:
 
 
 def quality(value: Estimate, metric: str) -> str:
-    """`61.3 ± 0.8 %`; without an interval where one seed gives none."""
+    """`61.3 ± 0.8 %`; without an interval where one seed gives none.
+
+    `74.2 % (24.2 to 99.9)`, the lowest and the highest seed, where the interval would be as wide as the scale.
+    """
     if value.count == 0:
         return MISSING
     if metric == "accuracy":
+        if value.half_width is not None and value.half_width >= 0.5:
+            return f"{100 * value.mean:.1f} % ({100 * value.lowest:.1f} to {100 * value.highest:.1f})"
         half = "" if value.half_width is None else f" ± {100 * value.half_width:.1f}"
         return f"{100 * value.mean:.1f}{half} %"
     return f"{value.mean:.4f}" + ("" if value.half_width is None else f" ± {value.half_width:.4f}")

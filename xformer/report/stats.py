@@ -13,11 +13,13 @@ stats = extras.Lazy("scipy.stats")  # optional, and slow to import
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Mean of `count` seeds and half the width of its 95 % interval: None where one seed can't tell."""
+    """Mean of `count` seeds, half the width of its 95 % interval (None where one seed can't tell), both extremes."""
 
     mean: float
     half_width: float | None
     count: int
+    lowest: float = math.nan
+    highest: float = math.nan
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -28,9 +30,10 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(math.nan, None, 0)
     mean = math.fsum(values) / count
     if count == 1:
-        return Estimate(mean, None, 1)
+        return Estimate(mean, None, 1, mean, mean)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    return Estimate(mean, float(stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count), count)
+    half_width = float(stats.t.ppf(0.975, count - 1)) * deviation / math.sqrt(count)
+    return Estimate(mean, half_width, count, min(values), max(values))
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
