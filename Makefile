@@ -9,7 +9,7 @@ LRA_DIR ?= runs
 BENCH_ATTENTION ?= full,causal,window,bigbird,linformer,shaw,music
 BENCH_LENGTHS ?= 512,1024,2048,4096,8192,16384,65536
 
-.PHONY: demo test test-full lint docs wheel compare-imdb lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers clean
+.PHONY: demo test test-full lint docs wheel compare-imdb lra lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
@@ -37,8 +37,10 @@ lint: .venv/lint.stamp
 compare-imdb: .venv/imdb.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_imdb.py --workdir=$(IMDB_DIR)
 
-# A column of the Long Range Arena at its published size, lra-listops for instance; for an accelerator.
-lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx: lra-%: .venv/demo.stamp
+# The Long Range Arena at its published sizes, or a column of it, lra-listops for instance; for an accelerator.
+lra: .venv/imdb.stamp
+	$(BIN)/python -m experiments.compare --config=configs/compare_lra.py --workdir=$(LRA_DIR)/lra
+lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx: lra-%: .venv/imdb.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_lra.py:$* --workdir=$(LRA_DIR)/lra_$*
 
 # Speed and memory beside PyTorch, Transformers and JAX's own attention, in an environment of their own.

@@ -1,6 +1,8 @@
 """Eight simulated CPU devices and quick compilation for every test: the flags must be set before JAX starts."""
 
+import collections
 import os
+import zlib
 
 from xla_flags import xla_flags
 
@@ -20,13 +22,17 @@ def _forget_compiled_programs():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test marked `sampled(n)` each n-th case is for `make test`; the others are for `make test-full`."""
-    seen = {}
+    """Of a test marked `sampled(n)` each n-th case is for `make test`; the others are for `make test-full`.
+
+    Where the count starts differs from test to test, so that together they see every row of a table.
+    """
+    tests = collections.defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if mark is None or item.get_closest_marker("full") is not None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        number = seen[test] = seen.get(test, -1) + 1
-        if number % mark.args[0]:
-            item.add_marker("full")
+        if mark is not None and item.get_closest_marker("full") is None:
+            tests[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (test, each), cases in tests.items():
+        first = zlib.crc32(test.encode()) % min(each, len(cases))
+        for number, item in enumerate(cases):
+            if number % each != first:
+                item.add_marker("full")

@@ -38,6 +38,7 @@ def check_nnx_layer(row):
     close(run(layer, mask=MASK), np.einsum("blhd,hdw->blw", heads, layer.out.kernel[...]), 5e-5)
 
 
+@pytest.mark.sampled(3)
 @rows(causal=(False, True))
 def test_nnx_layer(row):
     check_nnx_layer(row)
@@ -48,6 +49,7 @@ def test_nnx_layer_under_every_position(row):
     check_nnx_layer(row)
 
 
+@pytest.mark.sampled(3)
 @rows()
 def test_nnx_layer_equals_its_functional_core_under_jit_and_grad(row):
     fn = xformer.nn.AttentionFn(row.op, num_heads=HEADS, head_dim=HEAD_DIM, rngs=nnx.Rngs(1))
@@ -64,6 +66,7 @@ def test_nnx_layer_equals_its_functional_core_under_jit_and_grad(row):
         assert all(np.any(x) for x in jax.tree.leaves(gradients["attention_fn"]))
 
 
+@pytest.mark.sampled(3)
 @rows(where=lambda case: case.pairs)
 def test_nnx_layer_equals_dense_attention_under_the_pattern(row):
     """Flax's own attention under the op's pattern as a mask gives the same layer output.
@@ -76,6 +79,7 @@ def test_nnx_layer_equals_dense_attention_under_the_pattern(row):
     close(run(nnx_layer(row.op), mask=MASK)[sees], np.asarray(want)[sees], 5e-5)
 
 
+@pytest.mark.sampled(3)
 @rows(where=lambda case: case.causal)
 def test_nnx_layer_is_causal_passes_through(row):
     """`is_causal=True` of Flax's layer equals the op's own field."""
@@ -83,11 +87,13 @@ def test_nnx_layer_is_causal_passes_through(row):
     np.testing.assert_array_equal(run(nnx_layer(row.op), is_causal=True), run(nnx_layer(causal)))
 
 
+@pytest.mark.sampled(3)
 @rows()
 def test_linen_layer(row):
     check_linen_layer(row)
 
 
+@pytest.mark.sampled(3)
 @rows(positions=True, where=lambda case: case.name == "full")
 def test_linen_layer_under_every_position(row):
     check_linen_layer(row)
@@ -111,6 +117,7 @@ def check_linen_layer(row):
     close(out, np.einsum("blhd,hdw->blw", heads, variables["params"]["out"]["kernel"]), 5e-5)
 
 
+@pytest.mark.sampled(3)
 @rows(where=conformance.one_of_each)
 @pytest.mark.parametrize("library", ["nnx", "linen"])
 def test_dropout_through_flax(row, library):

@@ -36,7 +36,7 @@ def test_all_shipped_configs_are_known_here():
     assert set(shipped.names()) == {*EXPERIMENTS, *COMPARISONS}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", [*VARIANTS, "bigbird+shaw", "window+rotary", "window+alibi"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_variant_of_every_config_loads(name, variant):
@@ -51,10 +51,24 @@ def test_long_range_arena_size():
     assert (config.train.batch_size, config.train.num_steps, config.task.preset) == (32, 5000, "listops_2k")
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
+def test_the_arena_is_one_comparison_or_a_column_of_it():
+    parts = configs.comparison_parts(configs.load_comparison(f"{CONFIGS}/compare_lra.py"))
+    assert [f"lra/{task}" for task in parts] == list(ARENA)
+    for task, part in parts.items():
+        for variant, _, run in configs.comparison_runs(part):
+            alone = load(f"lra/{task}.py:{variant}")
+            assert run.attention == alone.attention and run.task == alone.task and run.optimizer == alone.optimizer
+    column = configs.load_comparison(f"{CONFIGS}/compare_lra.py:text")
+    assert "tasks" not in column and column.base.task.name == "imdb"
+    assert "takes all, or names with + between them: listops" in refusal("compare_lra.py:listops+nope")
+    with pytest.raises(ConfigError, match=r"task text, .* has its own; override tasks.NAME.train.num_steps instead"):
+        configs.load_comparison(f"{CONFIGS}/compare_lra.py", ["train.num_steps=10"])
+
+
+@pytest.mark.parametrize("name", [f"{name}.py" + ":pathx" * (name == "compare_lra") for name in COMPARISONS])
 def test_comparisons_change_attention_and_seed_only(name):
     for comparison in configs.comparison_parts(
-        configs.load_comparison(f"{CONFIGS}/{name}.py", ["train.num_steps=10"])
+        configs.load_comparison(f"{CONFIGS}/{name}", ["train.num_steps=10"])
     ).values():
         runs = configs.comparison_runs(comparison)
         assert [(variant, seed) for variant, seed, _ in runs] == [

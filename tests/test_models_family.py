@@ -225,6 +225,7 @@ def pair_trainer(workdir, **kwargs):
     return dataclasses.replace(trainer, model_fn=model_fn)
 
 
+@pytest.mark.full
 def test_pairs_train_and_resume_exactly(tmp_path):
     whole = pair_trainer(tmp_path / "whole").fit()
     with pytest.raises(Interrupted):
@@ -235,6 +236,7 @@ def test_pairs_train_and_resume_exactly(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.full
 def test_pairs_have_the_losses_of_one_device_on_a_mesh(tmp_path):
     found = {}
     for name, mesh in (("one", {"data": 1}), ("many", {"fsdp": 4, "tensor": 2})):

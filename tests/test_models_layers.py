@@ -34,6 +34,7 @@ def test_a_model_is_that_of_its_layers():
     np.testing.assert_allclose(model(*inputs), expected, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_scan_over_groups_of_layers_is_the_same_model():
     inputs, mask = make_batch(length=16, real=(16, 9))
     kwargs = {"num_layers": 4, "attention_dropout_rate": 0.2, "dropout_rate": 0.1}

@@ -43,6 +43,7 @@ def stepper(layer):
     return lambda *args: step(state, *args)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("position", list(POSITIONS))
 @pytest.mark.parametrize("name", list(OPS))
 def test_step_by_step_gives_the_whole_sequence_at_once(name, position):

@@ -129,6 +129,7 @@ def test_the_console_command_works_there(project):
     assert all(name in line for name in shipped.names()) and line.endswith("nearest match 'demo'")
 
 
+@pytest.mark.full
 def test_mypy_finds_the_three_errors_of_a_user_and_no_other(project):
     (project.folder / "snippet.py").write_text("\n".join([SNIPPET.strip(), *PLANTED, ""]))
     done = subprocess.run(

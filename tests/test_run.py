@@ -243,6 +243,7 @@ FEW = tuple(f"--config.task.num_{split}=8" for split in ("train", "validation", 
 SHORT = ("--config.task.max_len=32",)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("spec", "smaller"),
     [
@@ -262,6 +263,7 @@ def test_every_shipped_config_trains(spec, smaller, tmp_path, data_dir, capsys):
     assert json.loads((tmp_path / "a" / "result.json").read_text())["test"]["examples"] >= 6
 
 
+@pytest.mark.full
 def test_stop_at_step_is_resumable(tmp_path, data_dir, capsys):
     args = (f"{DEMO}:full", f"--workdir={tmp_path}/a", f"--data_dir={data_dir}", *SMALL)
     code, _, err = in_process(capsys, run.command, *args, "--config.train.stop_at_step=4")

@@ -161,6 +161,7 @@ def test_prepared_data_that_was_tampered_with_is_refused(finished, capsys):
     assert "is damaged (test labels changed since); delete that folder" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_comparison_refuses_other_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(begin(tmp_path))
     compared = functools.partial(command, which=compare, config="compare.json")

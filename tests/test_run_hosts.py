@@ -87,6 +87,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.full
 def test_two_processes_lose_one_and_end_like_one_process(tmp_path, capsys):
     """Four devices each. The mesh cuts sequences between the processes, then, going on, the batch."""
     data_dir, workdir = tmp_path / "data", tmp_path / "two"

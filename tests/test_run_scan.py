@@ -44,6 +44,7 @@ def scanned(train):
     return train("scanned", *SCAN)
 
 
+@pytest.mark.full
 def test_a_restart_changes_nothing(train, scanned):
     train("twice", *SCAN, "--config.train.stop_at_step=4", code=75)
     twice = train("twice", *SCAN)
@@ -52,6 +53,7 @@ def test_a_restart_changes_nothing(train, scanned):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.full
 def test_it_trains_as_the_plain_model_does(train, scanned):
     """Dropout on: each layer of the scan draws what it draws alone."""
     for one, other in zip(rows(train("plain")), rows(scanned), strict=True):

@@ -41,7 +41,7 @@ def one_device(tmp_path_factory, compile_cache):  # noqa: F811
     return losses(tmp_path_factory.mktemp("one"), {"data": 1})[1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("axes", [("data",), *itertools.combinations(AXES, 2)], ids="-".join)
 def test_the_losses_of_one_device(tmp_path, one_device, axes):
     mesh = {"data": 8} if axes == ("data",) else {axes[0]: 4, axes[1]: 2}
@@ -51,12 +51,14 @@ def test_the_losses_of_one_device(tmp_path, one_device, axes):
     assert cut & set(axes) == set(axes) & {"fsdp", "tensor"}
 
 
+@pytest.mark.full
 def test_bfloat16_on_a_mesh_keeps_float32_parameters(tmp_path, one_device):
     params, found = losses(tmp_path, {"fsdp": 2, "sequence": 2}, dtype=jnp.bfloat16)
     np.testing.assert_allclose(found, one_device, rtol=0.05)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
 
 
+@pytest.mark.sampled(2)
 def test_the_layer_of_a_nan_is_named_on_a_mesh(tmp_path):
     """Scanned, recomputed, in micro-batches: still the first layer where it appears."""
 

@@ -210,11 +210,18 @@ def _check_is_read(config: Mapping[str, Any], item: str) -> None:
         raise ConfigError(f"{key}: got {value}, but a comparison names and seeds its runs; it takes name and seeds")
     for kind in ("variant", "task"):
         named = config.get(f"{kind}s")
-        changes = list(named.values()) if isinstance(named, Mapping) else []
-        replaced = [isinstance(part, Mapping) and "name" in (part.get(parts[1]) or {}) for part in changes]
-        if changes and all(replaced):
+        changes = dict(named.items()) if isinstance(named, Mapping) else {}
+        there = {name: part.get(parts[1]) or {} for name, part in changes.items() if isinstance(part, Mapping)}
+        replacing = [name for name, keys in there.items() if "name" in keys]
+        setting = [name for name, keys in there.items() if len(parts) > 2 and parts[2] in keys]
+        if changes and len(replacing) == len(changes):
             raise ConfigError(
                 f"{key}: got {value}, but every {kind} replaces {parts[1]}; override {kind}s.NAME.{parts[1]} instead"
+            )
+        if setting and not replacing:
+            raise ConfigError(
+                f"{key}: got {value}, but {kind} {', '.join(setting)} has its own; override "
+                f"{kind}s.NAME.{'.'.join(parts[1:])} instead"
             )
 
 

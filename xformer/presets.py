@@ -99,6 +99,9 @@ def comparison(
 
     With `tasks`, experiments by name, the variants are compared on each of them: what an experiment has other than
     `base` is what its task changes.
+
+    Raises:
+      ValueError: an experiment leaves a key to its default that `base` sets: that could not be said as a change.
     """
     variants = {variant: {"attention": dict(section)} for variant, section in attentions.items()}
     whole = {"name": name, "base": base, "variants": ConfigDict(variants, sort_keys=False), "seeds": tuple(seeds)}
@@ -113,6 +116,8 @@ def _changes(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in ("model", "task", "optimizer", "train"):
         named = "name" in own[section]
+        if unset := [] if named else [key for key in base[section] if key not in own[section]]:
+            raise ValueError(f"{own['name']}: {section}.{unset[0]} must be given, as {base['name']} gives it")
         keys = {key: value for key, value in own[section].items() if named or base[section].get(key) != value}
         if own[section] != base[section]:
             found[section] = keys

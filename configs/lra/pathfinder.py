@@ -43,6 +43,7 @@ def get_config(arg: str = "full") -> ConfigDict:
             "mlp_dim": 128,
             "dropout_rate": 0.2,
             "attention_dropout_rate": 0.1,
+            "pooling": "mean",
         },
         optimizer={
             "learning_rate": 1e-3,

@@ -40,6 +40,7 @@ def get_config(arg: str = "full") -> ConfigDict:
             "mlp_dim": 32,
             "dropout_rate": 0.1,
             "attention_dropout_rate": 0.1,
+            "pooling": "mean",
             "position_embedding": "learned",
         },
         optimizer={
