@@ -10,6 +10,7 @@ import pytest
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Shape, Window
 from xformer.attention import pattern as patterns
+from xformer.attention.engine import plan_making
 from xformer.attention.engine.plan_making import make_tile_plan
 from xformer.attention.engine.tile_listing import Grid, list_tiles
 from xformer.attention.random_blocks import Random
@@ -51,10 +52,10 @@ def test_a_plan_attends_to_every_pair_of_the_pattern_once(name, length, causal):
     np.testing.assert_array_equal(pairs_of(plan, length, length), np.broadcast_to(want, (len(want), length, length)))
 
 
-@pytest.mark.parametrize("sizes", [(16, 16), (8, 16), (5, 3), (40, 7)], ids=str)
+@pytest.mark.parametrize("sizes", [(16, 16), (8, 16), (5, 3), (40, 7), (10, 5)], ids=str)
 @pytest.mark.parametrize("offset", [0, 9])
 def test_any_union_and_any_tile(sizes, offset):
-    """Tiles that divide no block, queries that start anywhere, patterns of tokens and of blocks together."""
+    """Tiles that divide blocks or don't, queries that start anywhere, patterns of tokens and of blocks together."""
     near = patterns.Window(1, 0, 10)
     drawn = near | patterns.Global(1, 1, 12, 10) | Random(2, 12, 10, 2, near | patterns.Global(1, 1, 12, 10), 3)
     for pattern in (LONGFORMER, LONGFORMER & patterns.Causal(), drawn, drawn & patterns.Causal(), LONGFORMER | drawn):
@@ -84,6 +85,31 @@ def test_layers_have_the_plans_that_they_have_alone():
         alone = op.at_layer(index).tile_plan(90, 90, 2)
         mine = jax.tree.map(lambda x, index=index: x[index], layers.tiles)
         jax.tree.map(np.testing.assert_array_equal, mine, alone)
+
+
+@pytest.mark.parametrize("op", [BigBird(8), BigBird(8, causal=True), ETC], ids=str)
+def test_layers_share_what_they_do_not_draw(op, monkeypatch):
+    """Planned together or one by one: for all layers and heads what one head of one layer has besides is listed."""
+    listed = []
+
+    def list_and_count(*args):
+        tiles, heads = list_tiles(*args)
+        listed.append(len(tiles.line))
+        return tiles, heads
+
+    monkeypatch.setattr(plan_making, "list_tiles", list_and_count)
+
+    def entries(make):
+        listed.clear()
+        make_tile_plan.cache_clear()
+        plan_making.share.cache_clear()
+        make()
+        return sum(listed)
+
+    one = entries(lambda: op.tile_plan(400, 400, 3))
+    assert 0 < one < op.tile_plan(400, 400, 1).num_tiles
+    assert entries(lambda: op.plans(Shape(1, 400, 400, 3, 8), 12)) == one
+    assert entries(lambda: [op.at_layer(layer).tile_plan(400, 400, 3) for layer in range(12)]) == one
 
 
 def listed(op, length):

@@ -188,7 +188,7 @@ class PatternAttention(Attention):
             )
         # Layers are so many more heads: one list of tiles, so that all have the same shapes.
         tiles = self._tiles(Heads(tuple(patterns)), shape.q_len, shape.kv_len, shape.num_heads)
-        return layer_plans.stack(self, tiles.by_layer(num_layers), shape)
+        return layer_plans.stacked(self, tiles, shape, num_layers)
 
     def cost(self, shape: Shape, *, positions: bool = False) -> Cost:
         """What a plain call of this shape costs; with `positions`, one in which they are given."""

@@ -2,6 +2,7 @@
 
 In reading order:
 - `tile_plan` says which tiles are visited: `tile_listing` lists those of a pattern, `plan_making` puts them in order.
+  `drawn_tiles` are those of random blocks; the rest of a plan is made once for all layers.
 - `operands` holds a call in the engine's terms.
 - `attend` runs the plan and has the custom derivative; `forward` (the online softmax) and `backward` do a query tile.
 - `listed_tiles` runs lists of tiles that were made on the device, one for every example.

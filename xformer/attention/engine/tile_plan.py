@@ -102,21 +102,6 @@ class TilePlan:
         key_tiles: Any = jnp.minimum(group.key_tiles + first, num_key_tiles - 1)
         return dataclasses.replace(self, groups=(dataclasses.replace(group, key_tiles=key_tiles),), before=None)
 
-    def by_layer(self, num_layers: int) -> list[TilePlan]:
-        """The plans of layers whose heads follow each other here. All have the same shapes, query tiles and masks."""
-        cut = lambda x: np.split(x, num_layers)
-        parts = [zip(cut(group.key_tiles), cut(group.mask_ids), strict=True) for group in self.groups]
-        return [
-            dataclasses.replace(
-                self,
-                groups=tuple(
-                    dataclasses.replace(group, key_tiles=key_tiles, mask_ids=mask_ids)
-                    for group, (key_tiles, mask_ids) in zip(self.groups, layer, strict=True)
-                ),
-            )
-            for layer in zip(*parts, strict=True)
-        ]
-
 
 def ceil_div(a: int, b: int) -> int:
     """The smallest integer not below a / b."""
