@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -119,10 +119,8 @@ class PatternAttention(Attention):
         by_position = controls.q_positions is not None
         if plan is None:
             sizes = *call.lengths, call.query.shape[2]
-            if by_position:  # any tile may hold a pair
-                tiles = self._tiles(Full(), *sizes, None)
-            else:
-                tiles = self.tile_plan(*sizes, query_offset=offset).at_offset(controls.offset, call.lengths[1])
+            # Where positions are given any tile may hold a pair.
+            tiles = self._tiles(pattern, *sizes, None if by_position else controls.offset)
             (plan,) = sequence_parallel.share([tiles], *call.lengths)
         if offset is None or (by_position and not isinstance(pattern, Full)):
             settings = dataclasses.replace(settings, pattern=pattern)
@@ -242,16 +240,16 @@ class PatternAttention(Attention):
     def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
         """The tiles that the engine visits.
 
-        Where the offset is known only at run time (None) these are so many around each query tile, if the pattern is
-        within a band (`TilePlan.at_offset` places them), and all of them else.
+        Where the offset is known only at run time (None) the plan has shapes for arrays. It lists as many tiles around
+        each query tile as that needs wherever it stands, if the pattern bounds what a query sees, and all of them else.
         """
-        pattern = self._pattern(kv_len, num_heads)
-        if query_offset is None and (math.inf in pattern.band() or sequence_parallel.num_shards() > 1):
-            pattern = Full()
-        return self._tiles(pattern, q_len, kv_len, num_heads, query_offset)
+        plan = functools.partial(self._tiles, self._pattern(kv_len, num_heads), q_len, kv_len, num_heads)
+        if query_offset is None:
+            return jax.eval_shape(plan, jax.ShapeDtypeStruct((), jnp.int32))
+        return plan(query_offset)
 
     def _tiles(
-        self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int | None = 0
+        self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int | Array | None = 0
     ) -> TilePlan:
         terms: dict[str, Any] = {}
         if self.position is not None:

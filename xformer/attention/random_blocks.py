@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention.pattern import And, Full, Global, Or, Pattern, Tiles
+from xformer.attention.pattern import And, Full, Global, Or, Pattern, Reach, Tiles, units_of_tile
 from xformer.attention.spans import Spans
 
 
@@ -60,7 +60,8 @@ class Random(Pattern):
         xp = np if isinstance(q_positions, np.ndarray) else jnp
         units = self.units_of(q_positions)
         rows = xp.asarray(self.table)[:, units]  # [heads, q_len, count]
-        return (rows[:, :, None, :] == (k_positions // self.unit)[None, None, :, None]).any(-1)
+        key_units = k_positions.reshape(-1, 1, k_positions.shape[-1], 1) // self.unit
+        return (rows[:, :, None, :] == key_units).any(-1)
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
         low, high = self.units_of(q_first), self.units_of(q_last)
@@ -70,6 +71,11 @@ class Random(Pattern):
         some = Spans(drawn * self.unit, np.where(drawn < 0, -1, (drawn + 1) * self.unit - 1))
         # Of a tile that has queries of several units no key is said to be seen by all: its pairs are tested.
         return some, Spans(some.first, np.where((low == high)[:, None], some.last, -1))
+
+    def reach(self, q_first: Any, q_block: int, *, causal: bool = False) -> list[Reach] | None:
+        units = self.units_of(q_first[:, None] + np.arange(units_of_tile(q_block, self.unit)) * self.unit)
+        drawn = (np if isinstance(q_first, np.ndarray) else jnp).asarray(self.table)[:, units]
+        return [Reach(drawn.reshape(*drawn.shape[:2], -1) * self.unit, self.unit, self.unit)]
 
     def signature(self, tiles: Tiles) -> list[np.ndarray]:
         q_unit, k_unit = tiles.q_first // self.unit, tiles.k_first // self.unit

@@ -127,28 +127,6 @@ def share(pattern: Pattern, grid: Grid, longest_chunk: int, constant_beyond: int
     )
 
 
-@functools.lru_cache(maxsize=128)
-def make_band_plan(
-    before: int, after: int, q_len: int, kv_len: int, q_block: int, kv_block: int, chunk_tokens: int
-) -> TilePlan:
-    """A plan for any query offset, of a pattern in which a query sees keys at most `before` and `after` places away.
-
-    It lists for every query tile as many key tiles as that touches wherever it stands; `TilePlan.at_offset` places
-    them. All tiles are listed as whole: the pairs must be tested as the offset becomes known (`Settings.pattern`).
-    Other arguments: see `make_tile_plan`.
-    """
-    num_query_tiles, num_key_tiles = ceil_div(q_len, q_block), ceil_div(kv_len, kv_block)
-    before, after = min(before, kv_len + q_len), min(after, kv_len + q_len)  # as good as any larger
-    width = min(ceil_div(before + q_block + after - 1, kv_block) + 1, num_key_tiles)
-    num_chunks, chunk = _chunks(width, max(chunk_tokens // kv_block, 1))
-    place = np.arange(num_chunks * chunk, dtype=np.int32).reshape(num_chunks, chunk)
-    every = lambda x: np.broadcast_to(x, (1, num_query_tiles, *x.shape)).astype(np.int32)
-    listed, whole = every(place), width // chunk
-    group = TileGroup(np.arange(num_query_tiles, dtype=np.int32), listed, every(place >= width), 0, whole)
-    masks = np.stack([np.full((q_block, kv_block), held) for held in (True, False)])
-    return TilePlan((group,), masks, q_block, kv_block, before)
-
-
 def _chunks(width: int, longest: int) -> tuple[int, int]:
     """Number and length of chunks: as many as are needed, each as short as that allows."""
     num_chunks = ceil_div(width, min(longest, width))
