@@ -99,7 +99,8 @@ class Choices(NamedTuple):
 
     Attributes:
       visible: disjoint, ascending spans of units that are not drawn, `[1, num_units, spans]`; all below the limits.
-      steps: of each span how many units could be drawn before it, and how many it has, int32 `[num_units, 1]` each.
+      steps: of the spans that are not empty everywhere, how many units could be drawn before each, and how many it has:
+        int32 `[num_units]`.
       available: int64 `[num_units]`, from how many units each draws.
       drawn: int64 `[num_units]`, how many each draws.
     """
@@ -118,7 +119,7 @@ def _choices(pattern: Random) -> Choices:
     visible = Spans(visible.first, np.minimum(visible.last, pattern.limits[:, None] - 1))
     sizes = visible.counts()[0]
     free_before = visible.first[0] - (np.cumsum(sizes, -1) - sizes)
-    by_span = lambda x: np.split(x.astype(np.int32), x.shape[-1], -1)
+    by_span = lambda x: np.ascontiguousarray(x[:, sizes.any(0)].T, np.int32)
     steps = tuple(zip(by_span(free_before), by_span(sizes), strict=True))
     available = pattern.limits - sizes.sum(-1)
     return Choices(visible, steps, available, np.minimum(available, pattern.count))
@@ -164,7 +165,7 @@ def draw_blocks(choices: Choices, num_heads: int, seed: tuple[int, ...]) -> np.n
     """
     available, drawn = choices.available, choices.drawn
     num_blocks, width = len(drawn), int(drawn.max(initial=0))
-    places: list[np.ndarray] = []
+    ranks: list[np.ndarray] = []
     # Floyd's sampling (Bentley & Floyd 1987): the place-th draw is uniform up to `top`, or `top` if that is taken.
     for place in range(width):
         top = (available - drawn + place).astype(np.int32)
@@ -172,14 +173,16 @@ def draw_blocks(choices: Choices, num_heads: int, seed: tuple[int, ...]) -> np.n
         for head in range(num_heads):
             generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((*seed, head, place))))
             rank[head] = generator.random(num_blocks) * (top + 1)
-        for taken in places:
+        for taken in ranks:
             np.copyto(rank, top, where=rank == taken)
         rank[:, place >= drawn] = num_blocks  # nothing: above every rank, so that it comes last
-        places.append(rank)
-    ranks = np.stack(places, -1) if places else np.empty((num_heads, num_blocks, 0), np.int32)
-    ranks.sort(-1)
-    # The rank among the blocks that may be drawn becomes a block: visible ones before it are stepped over.
-    blocks = ranks.copy()
-    for free_before, size in choices.steps:
-        blocks += (ranks >= free_before) * size
-    return np.where(ranks == num_blocks, np.int32(-1), blocks)
+        ranks.append(rank)
+    table = np.empty((num_heads, num_blocks, width), np.int32)
+    for place, rank in enumerate(ranks):
+        # The rank among the blocks that may be drawn becomes a block: visible ones before it are stepped over.
+        table[..., place] = rank
+        for free_before, size in choices.steps:
+            table[..., place] += (rank >= free_before) * size
+    table.sort(-1)
+    table[table >= num_blocks] = -1
+    return table
