@@ -226,7 +226,8 @@ class Global(Pattern):
         if self.last or (self.first and not causal):
             return None
         # The past of global queries at the start is global.
-        return [Reach((q_first * 0)[None, :, None], self.first * self.unit, 0)] if self.first else []
+        first = np.zeros((1, len(q_first), 1), np.int32)
+        return [Reach(first, self.first * self.unit, 0)] if self.first else []
 
     def signature(self, tiles: Tiles) -> list[np.ndarray]:
         edges = [self.first, self.num_units - self.last] if self.last else [self.first]

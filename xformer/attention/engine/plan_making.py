@@ -72,6 +72,7 @@ class Shared(NamedTuple):
     """The plan of all seeds, layers and heads, but for which tiles they draw.
 
     Attributes:
+      grid: the tiles.
       slots: of one head's entries.
       key_tiles, mask_ids: int32 `[slots.size]`; those of drawn tiles are filled in.
       distant, whole: `[n_q]`, how many of each query tile are.
