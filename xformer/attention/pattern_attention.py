@@ -18,6 +18,7 @@ from xformer.attention.engine import dense as dense_engine
 from xformer.attention.engine import listed_tiles, sequence_parallel
 from xformer.attention.engine.listed_tiles import ListedTiles
 from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.query_tile import merge_heads
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.engine.tile_cost import dense_flops, tiled_flops
 from xformer.attention.engine.tile_plan import TilePlan
@@ -27,6 +28,7 @@ from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Options, Params
+from xformer.attention.split_heads import split_heads, with_pairs
 
 Array = jax.Array
 
@@ -115,7 +117,7 @@ class PatternAttention(Attention):
             return kernels.attend(chosen, inputs, controls, settings, pattern), None
         if chosen == "reference":
             out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
-            return _merge(out), _merge(lse)
+            return merge_heads(out), merge_heads(lse)
         by_position = controls.q_positions is not None
         if plan is None:
             sizes = *call.lengths, call.query.shape[2]
@@ -125,7 +127,7 @@ class PatternAttention(Attention):
         if offset is None or (by_position and not isinstance(pattern, Full)):
             settings = dataclasses.replace(settings, pattern=pattern)
         out, lse = sequence_parallel.attend(inputs, controls._replace(plan=plan), settings)
-        return _merge(out), _merge(lse)
+        return merge_heads(out), merge_heads(lse)
 
     def _attend_listed(
         self, listed: ListedTiles, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern
@@ -135,13 +137,13 @@ class PatternAttention(Attention):
                 f'implementation="{self.implementation}" cannot do this call: the tiles of {self._name} depend on data'
             )
         if self.implementation == "reference":
-            controls = _with_pairs(controls, listed.pairs(inputs.query.shape[1], inputs.key.shape[1]), inputs)
+            controls = with_pairs(controls, listed.pairs(inputs.query.shape[1], inputs.key.shape[1]), inputs)
             out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
         else:
             if not isinstance(pattern, Full):
                 settings = dataclasses.replace(settings, pattern=pattern)
             out, lse = listed_tiles.attend(inputs, controls, settings, listed)
-        return _merge(out), _merge(lse)
+        return merge_heads(out), merge_heads(lse)
 
     def pattern_of(
         self,
@@ -166,11 +168,11 @@ class PatternAttention(Attention):
     def weights(self, call: Call, params: Params) -> Array:
         inputs, controls, settings, pattern = self._split(call, params)
         if controls.plan is not None:
-            controls = _with_pairs(controls, layer_plans.pairs(controls.plan, *call.lengths)[None], inputs)
+            controls = with_pairs(controls, layer_plans.pairs(controls.plan, *call.lengths)[None], inputs)
             pattern = Full()
         listed = self.listed_tiles(call)
         if listed is not None:
-            controls = _with_pairs(controls, listed.pairs(*call.lengths), inputs)
+            controls = with_pairs(controls, listed.pairs(*call.lengths), inputs)
         weights = dense_engine.attend(inputs, controls, settings, pattern).weights
         return weights.reshape(weights.shape[0], -1, *weights.shape[3:])
 
@@ -344,43 +346,3 @@ class PatternAttention(Attention):
             known = (positions >= 0) & (positions < num_positions)
             query = jnp.where(known[None, :, None, None], query, jnp.asarray(jnp.nan, query.dtype))
         return query
-
-
-def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inputs, Controls, Settings]:
-    """The engine's form of a call: query heads split into `kv_heads` and `groups`."""
-    num_heads, kv_heads = query.shape[2], key.shape[2]
-
-    def pairs(x: Array | None) -> Array | None:
-        if x is None:
-            return None
-        heads = (kv_heads, num_heads // kv_heads) if x.shape[1] > 1 else (1, 1)
-        return x.reshape(x.shape[0], *heads, *x.shape[2:])
-
-    if call.head_scale is not None:
-        query = exact(query) * call.head_scale[None, None, :, None]
-    q_segments = None if call.q_segments is None else call.q_segments[:, None, None, :, None]
-    kv_segments = None if call.kv_segments is None else call.kv_segments[:, None, None, None, :]
-    q_positions = None if call.q_positions is None else call.q_positions[:, None, None, :, None]
-    kv_positions = None if call.kv_positions is None else call.kv_positions[:, None, None, None, :]
-    controls = Controls(
-        None, pairs(call.mask), q_segments, kv_segments, 0, call.dropout_rng, q_positions=q_positions,
-        kv_positions=kv_positions,
-    )  # fmt: skip
-    settings = Settings(
-        call.scale, call.dropout_rate, call.broadcast_dropout, precision=call.precision, softcap=call.softcap
-    )
-    query = query.reshape(*query.shape[:2], kv_heads, -1, query.shape[-1])
-    sinks = None if call.sinks is None else call.sinks.reshape(kv_heads, -1)
-    return Inputs(query, key, value, pairs(call.bias), sinks=sinks), controls, settings
-
-
-def _with_pairs(controls: Controls, pairs: Array, inputs: Inputs) -> Controls:
-    """The controls with a mask of pairs `[batch or 1, num_heads or 1, q_len, kv_len]` as well."""
-    heads = inputs.query.shape[2:4] if pairs.shape[1] > 1 else (1, 1)
-    pairs = pairs.reshape(pairs.shape[0], *heads, *pairs.shape[2:])
-    return controls._replace(mask=pairs if controls.mask is None else controls.mask & pairs)
-
-
-def _merge(out: Array) -> Array:
-    """`[batch, q_len, kv_heads, groups, ...]` -> `[batch, q_len, num_heads, ...]`."""
-    return out.reshape(*out.shape[:2], -1, *out.shape[4:])
