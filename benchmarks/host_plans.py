@@ -39,13 +39,16 @@ def one_layer(op: Any, length: int) -> Callable[[], Any]:
 
 def layers(op: Any, length: int, num_layers: int) -> Callable[[], Any]:
     """Makes the plans of all layers of a model."""
-    return lambda: op.plans(Shape(1, length, length, HEADS, 64), num_layers)
+    return lambda: op.plans(Shape(1, length, length, HEADS, 64), num_layers).tiles
 
 
 CASES: dict[str, Callable[[], Any]] = {
+    "bigbird_64k": one_layer(BigBird(), 64 * K),
+    "bigbird_64k_12_layers": layers(BigBird(), 64 * K, 12),
     "bigbird_256k": one_layer(BigBird(), 256 * K),
     "bigbird_256k_12_layers": layers(BigBird(), 256 * K, 12),
     "bigbird_1m": one_layer(BigBird(), 1024 * K),
+    "bigbird_1m_12_layers": layers(BigBird(), 1024 * K, 12),
     "bigbird_causal_256k": one_layer(BigBird(causal=True), 256 * K),
     "bigbird_etc_256k": one_layer(BigBird(num_global_tokens=100), 256 * K),
     "bigbird_block_16_64k": one_layer(BigBird(16), 64 * K),

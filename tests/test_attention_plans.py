@@ -1,15 +1,18 @@
 """Host plans: the pairs of the pattern, sizes that follow from lengths alone, at a cost linear in what is listed."""
 
 import dataclasses
+import functools
 import tracemalloc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Shape, Window
 from xformer.attention import pattern as patterns
+from xformer.attention.engine import plan_making
 from xformer.attention.engine.plan_making import make_tile_plan
 from xformer.attention.engine.tile_listing import Grid, list_tiles
 from xformer.attention.random_blocks import Random
@@ -51,10 +54,10 @@ def test_a_plan_attends_to_every_pair_of_the_pattern_once(name, length, causal):
     np.testing.assert_array_equal(pairs_of(plan, length, length), np.broadcast_to(want, (len(want), length, length)))
 
 
-@pytest.mark.parametrize("sizes", [(16, 16), (8, 16), (5, 3), (40, 7)], ids=str)
+@pytest.mark.parametrize("sizes", [(16, 16), (8, 16), (5, 3), (40, 7), (10, 5)], ids=str)
 @pytest.mark.parametrize("offset", [0, 9])
 def test_any_union_and_any_tile(sizes, offset):
-    """Tiles that divide no block, queries that start anywhere, patterns of tokens and of blocks together."""
+    """Tiles that divide blocks or don't, queries that start anywhere, patterns of tokens and of blocks together."""
     near = patterns.Window(1, 0, 10)
     drawn = near | patterns.Global(1, 1, 12, 10) | Random(2, 12, 10, 2, near | patterns.Global(1, 1, 12, 10), 3)
     for pattern in (LONGFORMER, LONGFORMER & patterns.Causal(), drawn, drawn & patterns.Causal(), LONGFORMER | drawn):
@@ -84,6 +87,31 @@ def test_layers_have_the_plans_that_they_have_alone():
         alone = op.at_layer(index).tile_plan(90, 90, 2)
         mine = jax.tree.map(lambda x, index=index: x[index], layers.tiles)
         jax.tree.map(np.testing.assert_array_equal, mine, alone)
+
+
+@pytest.mark.parametrize("op", [BigBird(8), BigBird(8, causal=True), ETC], ids=str)
+def test_layers_share_what_they_do_not_draw(op, monkeypatch):
+    """Planned together or one by one: for all layers and heads what one head of one layer has besides is listed."""
+    listed = []
+
+    def list_and_count(*args):
+        tiles, heads = list_tiles(*args)
+        listed.append(len(tiles.line))
+        return tiles, heads
+
+    monkeypatch.setattr(plan_making, "list_tiles", list_and_count)
+
+    def entries(make):
+        listed.clear()
+        make_tile_plan.cache_clear()
+        plan_making.share.cache_clear()
+        make()
+        return sum(listed)
+
+    one = entries(lambda: op.tile_plan(400, 400, 3))
+    assert 0 < one < op.tile_plan(400, 400, 1).num_tiles
+    assert entries(lambda: op.plans(Shape(1, 400, 400, 3, 8), 12)) == one
+    assert entries(lambda: [op.at_layer(layer).tile_plan(400, 400, 3) for layer in range(12)]) == one
 
 
 def listed(op, length):
@@ -173,17 +201,59 @@ def test_a_query_tile_is_no_longer_than_the_queries():
         assert plan.q_block == 1 and plan.num_tiles <= 9
 
 
-@pytest.mark.parametrize("op", [Window(9, 3), Window(9, 0, causal=True), Window(100, 100)], ids=str)
-def test_windows_at_an_offset_known_at_run_time(op):
-    """Anywhere in the sequence, the ends included: as at the same offset known before."""
+@pytest.mark.parametrize("q_len", [1, 16])
+@pytest.mark.parametrize("etc", [0, 40])
+def test_a_decoded_token_of_bigbird_costs_its_own_row(etc, q_len):
+    """At an offset known only at run time: window, global and random blocks of one or two rows, at any length."""
+    op, costs = BigBird(16, num_global_tokens=etc, causal=True), []
+    for length in (1024, 4096):
+        query, key = (jax.ShapeDtypeStruct((1, size, 4, 16), "float32") for size in (q_len, length))
+        run = lambda q, k, v, offset: op(q, k, v, query_offset=offset)
+        costs.append(cost.count(run, query, key, key, jax.ShapeDtypeStruct((), "int32")).flops)
+        assert costs[-1] == op.cost(Shape(1, q_len, length, 4, 16)).flops
+    rows = 1 if q_len == 1 else 2
+    tiles = 1 + rows + 1 + -(-etc // 16) + 3 * rows
+    assert costs[0] == costs[1] == 4 * 4 * 16 * q_len * 16 * tiles
+
+
+def test_a_query_that_may_see_all_keys_visits_all_tiles():
+    """Queries of a global block do, and only at run time is it known which ones these are."""
+    assert BigBird(16).cost(Shape(1, 1, 4096, 4, 16)).flops == Full().cost(Shape(1, 1, 4096, 4, 16)).flops
+    local = BigBird(16, num_global_blocks=0)
+    assert local.tile_plan(1, 4096, 4, query_offset=None).num_tiles == 3 + 3
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        Window(9, 3),
+        Window(9, 0, causal=True),
+        Window(100, 100),
+        BigBird(8, causal=True),
+        BigBird(8, num_global_blocks=0, position=ALiBi()),
+        dataclasses.replace(ETC, causal=True),
+        BigBird(8),
+    ],
+    ids=str,
+)
+def test_calls_at_an_offset_known_at_run_time(op):
+    """Anywhere in the sequence, the ends included: as at the same offset known before; so are gradients."""
     length, q_len = 150, 5
     keys = jax.random.split(jax.random.key(0), 3)
-    query, key, value = (jax.random.normal(k, (1, n, 2, 8)) for k, n in zip(keys, (q_len, length, length), strict=True))
-    run = jax.jit(lambda offset: op(query, key, value, query_offset=offset))
-    dense = dataclasses.replace(op, implementation="reference")
+    shapes = (1, q_len, 4, 8), (1, length, 2, 8), (1, length, 2, 8)
+    query, key, value = (jax.random.normal(k, shape) for k, shape in zip(keys, shapes, strict=True))
+
+    def run(op, key, offset):
+        return jax.value_and_grad(lambda key: (op(query, key, value, query_offset=offset) ** 2).sum())(key)
+
+    traced = jax.jit(functools.partial(run, op))
+    dense = jax.jit(functools.partial(run, dataclasses.replace(op, implementation="reference")))
     for offset in (0, 1, 31, 77, length - q_len):
-        want = dense(query, key, value, query_offset=offset)
-        np.testing.assert_allclose(run(np.int32(offset)), want, atol=2e-5)
+        want, got = dense(key, np.int32(offset)), traced(key, np.int32(offset))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), got, want)
+    batch = jnp.concatenate([query, 2 * query, -query]), *(jnp.repeat(x, 3, 0) for x in (key, value))
+    attend = lambda op: jax.jit(functools.partial(op, *batch))(query_offset=jnp.asarray([31, 0, 145]))
+    np.testing.assert_allclose(attend(op), attend(dataclasses.replace(op, implementation="reference")), atol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ class BigBird(PatternAttention):
 
     With `causal` the keys of a query depend on its position alone, whatever the length: the same is cut at the
     diagonal, the random blocks are drawn from the past by the block's own index, and no last blocks are global (the
-    first half of `num_global_blocks` are).
+    first half of `num_global_blocks` are). Queries whose `query_offset` is known only at run time, as in decoding, then
+    visit a fixed number of tiles, which are looked up in a table `[num_heads, num_blocks, num_random_blocks]` on the
+    device. Without `causal` they visit all tiles, unless nothing is global: a query of a global block sees every key.
 
     The same op in every layer repeats the same random blocks: give layer i `op.at_layer(i)`, as the models here do.
 

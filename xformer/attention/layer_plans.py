@@ -12,7 +12,7 @@ import numpy as np
 
 from xformer.attention.engine import sequence_parallel
 from xformer.attention.engine.sequence_parallel import ShardedPlan
-from xformer.attention.engine.tile_plan import TilePlan, ceil_div
+from xformer.attention.engine.tile_plan import TileGroup, TilePlan, ceil_div
 from xformer.attention.shape import Shape
 
 Array = jax.Array
@@ -45,13 +45,30 @@ class LayerPlan:
     made_for: MadeFor
 
 
-def stack(op: Any, layers: list[TilePlan], shape: Shape) -> LayerPlan:
-    """The plans of an op's layers, which all have the same shapes, stacked."""
-    shared_out = sequence_parallel.share(layers, shape.q_len, shape.kv_len)
-    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(shared_out[0]))
+def stacked(op: Any, tiles: TilePlan, shape: Shape, num_layers: int) -> LayerPlan:
+    """The plans of an op's layers, whose heads follow each other in `tiles`."""
+    (shared_out,) = sequence_parallel.share([tiles], shape.q_len, shape.kv_len)
+    sharded = isinstance(shared_out, ShardedPlan)
+    heads_axis = 1 if sharded else 0
+    of_all = lambda x: np.broadcast_to(x, (num_layers, *x.shape))
+
+    def by_layer(x: np.ndarray) -> np.ndarray:
+        heads = num_layers, x.shape[heads_axis] // num_layers
+        return np.moveaxis(x.reshape(*x.shape[:heads_axis], *heads, *x.shape[heads_axis + 1 :]), heads_axis, 0)
+
+    plan = shared_out.plan if sharded else shared_out
+    groups = tuple(
+        TileGroup(
+            of_all(group.query_tiles), by_layer(group.key_tiles), by_layer(group.mask_ids),
+            group.distant_chunks, group.unmasked_chunks,
+        )
+        for group in plan.groups
+    )  # fmt: skip
+    plan = dataclasses.replace(plan, groups=groups, pair_masks=of_all(plan.pair_masks))
+    layers = dataclasses.replace(shared_out, plan=plan) if sharded else plan
+    shapes = tuple(leaf.shape[1:] for leaf in jax.tree.leaves(layers))
     sizes = shape.q_len, shape.kv_len, shape.num_heads, sequence_parallel.num_shards()
-    tiles = jax.tree.map(lambda *arrays: np.stack(arrays), *shared_out)
-    return LayerPlan(tiles, MadeFor(_any_layer(op), *sizes, shapes))
+    return LayerPlan(layers, MadeFor(_any_layer(op), *sizes, shapes))
 
 
 def tiles_of(plan: Any, op: Any, q_len: int, kv_len: int, num_heads: int) -> TilePlan | ShardedPlan:

@@ -9,7 +9,6 @@ number of tokens in a block.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -29,13 +28,28 @@ class Tiles(NamedTuple):
     kv_block: int
 
 
+class Reach(NamedTuple):
+    """Ranges of keys, all of one length.
+
+    Attributes:
+      first: int `[heads or 1, query tiles, ranges]`, the first key of each; those outside of the keys do not count.
+      length: keys of a range.
+      multiple_of: a number of which all of `first` are multiples; 0 where they are 0.
+    """
+
+    first: Any
+    length: int
+    multiple_of: int
+
+
 class Pattern:
     """Base of all patterns. Subclasses are frozen dataclasses."""
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
         """Whether each pair exists: int `[q_len]`, int `[kv_len]` -> bool `[heads or 1, q_len, kv_len]`.
 
-        NumPy and JAX arrays both work; the answer is of the same kind.
+        Keys may be `[heads, kv_len]`, of every head its own. NumPy and JAX arrays both work; the answer is of the same
+        kind.
         """
         raise NotImplementedError
 
@@ -51,9 +65,14 @@ class Pattern:
         """Integers `[n]` of every tile: where all are equal, the same pairs of the tile exist."""
         raise NotImplementedError
 
-    def band(self) -> tuple[float, float]:
-        """How far before and after its own position a query may see, whatever its position; infinite where unknown."""
-        return math.inf, math.inf
+    def reach(self, q_first: Any, q_block: int, *, causal: bool = False) -> list[Reach] | None:
+        """Ranges that hold all keys that queries of a tile may see, as many and as long wherever the tile stands.
+
+        None where the pattern has none, as where some query sees all keys. For tiles whose position is known only at
+        run time. `q_first`: int `[query tiles]`, NumPy or JAX, the first position of each; `q_block`: queries of a
+        tile; `causal`: keys after the last query of a tile need not be held.
+        """
+        return None
 
     def __or__(self, other: Pattern) -> Pattern:
         return Or(self, other)
@@ -79,9 +98,9 @@ class Or(Pattern):
     def signature(self, tiles: Tiles) -> list[np.ndarray]:
         return self.left.signature(tiles) + self.right.signature(tiles)
 
-    def band(self) -> tuple[float, float]:
-        (before, after), (before_r, after_r) = self.left.band(), self.right.band()
-        return max(before, before_r), max(after, after_r)
+    def reach(self, q_first: Any, q_block: int, *, causal: bool = False) -> list[Reach] | None:
+        left, right = (side.reach(q_first, q_block, causal=causal) for side in (self.left, self.right))
+        return None if left is None or right is None else left + right
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +120,10 @@ class And(Pattern):
     def signature(self, tiles: Tiles) -> list[np.ndarray]:
         return self.left.signature(tiles) + self.right.signature(tiles)
 
-    def band(self) -> tuple[float, float]:
-        (before, after), (before_r, after_r) = self.left.band(), self.right.band()
-        return min(before, before_r), min(after, after_r)
+    def reach(self, q_first: Any, q_block: int, *, causal: bool = False) -> list[Reach] | None:
+        causal = causal or isinstance(self.left, Causal) or isinstance(self.right, Causal)
+        left, right = (side.reach(q_first, q_block, causal=causal) for side in (self.left, self.right))
+        return right if left is None else left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +131,8 @@ class Full(Pattern):
     """Every pair."""
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        return ((q_positions[:, None] >= 0) & (k_positions[None] >= 0))[None]
+        query, key = _pairs(q_positions, k_positions)
+        return (query >= 0) & (key >= 0)
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
         every = Spans.of((np.zeros_like(q_first), END))
@@ -126,16 +147,14 @@ class Causal(Pattern):
     """Keys at or before the query."""
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        return (k_positions[None] <= q_positions[:, None])[None]
+        query, key = _pairs(q_positions, k_positions)
+        return key <= query
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
         return Spans.of((0, q_last)), Spans.of((0, q_first))
 
     def signature(self, tiles: Tiles) -> list[np.ndarray]:
         return [np.clip(tiles.k_first - tiles.q_first, -tiles.kv_block, tiles.q_block)]
-
-    def band(self) -> tuple[float, float]:
-        return math.inf, 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +166,9 @@ class Window(Pattern):
     unit: int = 1
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        distance = k_positions[None] // self.unit - q_positions[:, None] // self.unit
-        return ((distance >= -min(self.left, END)) & (distance <= min(self.right, END)))[None]
+        query, key = _pairs(q_positions, k_positions)
+        distance = key // self.unit - query // self.unit
+        return (distance >= -min(self.left, END)) & (distance <= min(self.right, END))
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
         low, high = q_first // self.unit, q_last // self.unit
@@ -167,8 +187,10 @@ class Window(Pattern):
         distance = np.clip(k_unit - q_unit, least, most)
         return [tiles.q_first % self.unit, tiles.k_first % self.unit, distance]
 
-    def band(self) -> tuple[float, float]:
-        return (self.left + 1) * self.unit - 1, (self.right + 1) * self.unit - 1
+    def reach(self, q_first: Any, q_block: int, *, causal: bool = False) -> list[Reach] | None:
+        num_units = self.left + units_of_tile(q_block, self.unit) + (0 if causal else self.right)
+        first = (q_first // self.unit - self.left) * self.unit
+        return [Reach(first[None, :, None], num_units * self.unit, self.unit)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +207,8 @@ class Global(Pattern):
         return held | (units >= self.num_units - self.last) if self.last else held
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        return (self._holds(q_positions[:, None] // self.unit) | self._holds(k_positions[None] // self.unit))[None]
+        query, key = _pairs(q_positions, k_positions)
+        return self._holds(query // self.unit) | self._holds(key // self.unit)
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
         low, high, after = q_first // self.unit, q_last // self.unit, self.num_units - self.last
@@ -198,6 +221,13 @@ class Global(Pattern):
         row = lambda held: [(np.zeros_like(q_first), np.where(held, END, -1))] if held.any() else []
         columns = [(np.zeros_like(q_first) + first, last) for first, last in columns]
         return Spans.of(*row(some), *columns), Spans.of(*row(every), *columns)
+
+    def reach(self, q_first: Any, q_block: int, *, causal: bool = False) -> list[Reach] | None:
+        if self.last or (self.first and not causal):
+            return None
+        # The past of global queries at the start is global.
+        first = np.zeros((1, len(q_first), 1), np.int32)
+        return [Reach(first, self.first * self.unit, 0)] if self.first else []
 
     def signature(self, tiles: Tiles) -> list[np.ndarray]:
         edges = [self.first, self.num_units - self.last] if self.last else [self.first]
@@ -217,6 +247,16 @@ class Heads(Pattern):
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
         xp = np if isinstance(q_positions, np.ndarray) else jnp
         return xp.concatenate([part.allows(q_positions, k_positions) for part in self.parts])
+
+
+def _pairs(q_positions: Any, k_positions: Any) -> tuple[Any, Any]:
+    """Positions that broadcast to `[heads or 1, q_len, kv_len]`."""
+    return q_positions[None, :, None], k_positions.reshape(-1, 1, k_positions.shape[-1])
+
+
+def units_of_tile(size: int, unit: int) -> int:
+    """The most units that so many tokens in a row touch."""
+    return (size + unit - 2) // unit + 1
 
 
 def leaves(pattern: Pattern) -> Iterator[Pattern]:

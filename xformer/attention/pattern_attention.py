@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -18,6 +18,7 @@ from xformer.attention.engine import dense as dense_engine
 from xformer.attention.engine import listed_tiles, sequence_parallel
 from xformer.attention.engine.listed_tiles import ListedTiles
 from xformer.attention.engine.operands import Controls, Inputs, Settings
+from xformer.attention.engine.query_tile import merge_heads
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.engine.tile_cost import dense_flops, tiled_flops
 from xformer.attention.engine.tile_plan import TilePlan
@@ -27,6 +28,7 @@ from xformer.attention.pattern import Causal, Full, Heads, Pattern, dense
 from xformer.attention.position import Position
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Options, Params
+from xformer.attention.split_heads import split_heads, with_pairs
 
 Array = jax.Array
 
@@ -115,19 +117,17 @@ class PatternAttention(Attention):
             return kernels.attend(chosen, inputs, controls, settings, pattern), None
         if chosen == "reference":
             out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
-            return _merge(out), _merge(lse)
+            return merge_heads(out), merge_heads(lse)
         by_position = controls.q_positions is not None
         if plan is None:
             sizes = *call.lengths, call.query.shape[2]
-            if by_position:  # any tile may hold a pair
-                tiles = self._tiles(Full(), *sizes, None)
-            else:
-                tiles = self.tile_plan(*sizes, query_offset=offset).at_offset(controls.offset, call.lengths[1])
+            # Where positions are given any tile may hold a pair.
+            tiles = self._tiles(pattern, *sizes, None if by_position else controls.offset)
             (plan,) = sequence_parallel.share([tiles], *call.lengths)
         if offset is None or (by_position and not isinstance(pattern, Full)):
             settings = dataclasses.replace(settings, pattern=pattern)
         out, lse = sequence_parallel.attend(inputs, controls._replace(plan=plan), settings)
-        return _merge(out), _merge(lse)
+        return merge_heads(out), merge_heads(lse)
 
     def _attend_listed(
         self, listed: ListedTiles, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern
@@ -137,13 +137,13 @@ class PatternAttention(Attention):
                 f'implementation="{self.implementation}" cannot do this call: the tiles of {self._name} depend on data'
             )
         if self.implementation == "reference":
-            controls = _with_pairs(controls, listed.pairs(inputs.query.shape[1], inputs.key.shape[1]), inputs)
+            controls = with_pairs(controls, listed.pairs(inputs.query.shape[1], inputs.key.shape[1]), inputs)
             out, lse, _ = dense_engine.attend(inputs, controls, settings, pattern)
         else:
             if not isinstance(pattern, Full):
                 settings = dataclasses.replace(settings, pattern=pattern)
             out, lse = listed_tiles.attend(inputs, controls, settings, listed)
-        return _merge(out), _merge(lse)
+        return merge_heads(out), merge_heads(lse)
 
     def pattern_of(
         self,
@@ -168,11 +168,11 @@ class PatternAttention(Attention):
     def weights(self, call: Call, params: Params) -> Array:
         inputs, controls, settings, pattern = self._split(call, params)
         if controls.plan is not None:
-            controls = _with_pairs(controls, layer_plans.pairs(controls.plan, *call.lengths)[None], inputs)
+            controls = with_pairs(controls, layer_plans.pairs(controls.plan, *call.lengths)[None], inputs)
             pattern = Full()
         listed = self.listed_tiles(call)
         if listed is not None:
-            controls = _with_pairs(controls, listed.pairs(*call.lengths), inputs)
+            controls = with_pairs(controls, listed.pairs(*call.lengths), inputs)
         weights = dense_engine.attend(inputs, controls, settings, pattern).weights
         return weights.reshape(weights.shape[0], -1, *weights.shape[3:])
 
@@ -188,7 +188,7 @@ class PatternAttention(Attention):
             )
         # Layers are so many more heads: one list of tiles, so that all have the same shapes.
         tiles = self._tiles(Heads(tuple(patterns)), shape.q_len, shape.kv_len, shape.num_heads)
-        return layer_plans.stack(self, tiles.by_layer(num_layers), shape)
+        return layer_plans.stacked(self, tiles, shape, num_layers)
 
     def cost(self, shape: Shape, *, positions: bool = False) -> Cost:
         """What a plain call of this shape costs; with `positions`, one in which they are given."""
@@ -242,16 +242,16 @@ class PatternAttention(Attention):
     def tile_plan(self, q_len: int, kv_len: int, num_heads: int, *, query_offset: int | None = 0) -> TilePlan:
         """The tiles that the engine visits.
 
-        Where the offset is known only at run time (None) these are so many around each query tile, if the pattern is
-        within a band (`TilePlan.at_offset` places them), and all of them else.
+        Where the offset is known only at run time (None) the plan has shapes for arrays. It lists as many tiles around
+        each query tile as that needs wherever it stands, if the pattern bounds what a query sees, and all of them else.
         """
-        pattern = self._pattern(kv_len, num_heads)
-        if query_offset is None and (math.inf in pattern.band() or sequence_parallel.num_shards() > 1):
-            pattern = Full()
-        return self._tiles(pattern, q_len, kv_len, num_heads, query_offset)
+        plan = functools.partial(self._tiles, self._pattern(kv_len, num_heads), q_len, kv_len, num_heads)
+        if query_offset is None:
+            return jax.eval_shape(plan, jax.ShapeDtypeStruct((), jnp.int32))
+        return plan(query_offset)
 
     def _tiles(
-        self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int | None = 0
+        self, pattern: Pattern, q_len: int, kv_len: int, num_heads: int, query_offset: int | Array | None = 0
     ) -> TilePlan:
         terms: dict[str, Any] = {}
         if self.position is not None:
@@ -346,43 +346,3 @@ class PatternAttention(Attention):
             known = (positions >= 0) & (positions < num_positions)
             query = jnp.where(known[None, :, None, None], query, jnp.asarray(jnp.nan, query.dtype))
         return query
-
-
-def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inputs, Controls, Settings]:
-    """The engine's form of a call: query heads split into `kv_heads` and `groups`."""
-    num_heads, kv_heads = query.shape[2], key.shape[2]
-
-    def pairs(x: Array | None) -> Array | None:
-        if x is None:
-            return None
-        heads = (kv_heads, num_heads // kv_heads) if x.shape[1] > 1 else (1, 1)
-        return x.reshape(x.shape[0], *heads, *x.shape[2:])
-
-    if call.head_scale is not None:
-        query = exact(query) * call.head_scale[None, None, :, None]
-    q_segments = None if call.q_segments is None else call.q_segments[:, None, None, :, None]
-    kv_segments = None if call.kv_segments is None else call.kv_segments[:, None, None, None, :]
-    q_positions = None if call.q_positions is None else call.q_positions[:, None, None, :, None]
-    kv_positions = None if call.kv_positions is None else call.kv_positions[:, None, None, None, :]
-    controls = Controls(
-        None, pairs(call.mask), q_segments, kv_segments, 0, call.dropout_rng, q_positions=q_positions,
-        kv_positions=kv_positions,
-    )  # fmt: skip
-    settings = Settings(
-        call.scale, call.dropout_rate, call.broadcast_dropout, precision=call.precision, softcap=call.softcap
-    )
-    query = query.reshape(*query.shape[:2], kv_heads, -1, query.shape[-1])
-    sinks = None if call.sinks is None else call.sinks.reshape(kv_heads, -1)
-    return Inputs(query, key, value, pairs(call.bias), sinks=sinks), controls, settings
-
-
-def _with_pairs(controls: Controls, pairs: Array, inputs: Inputs) -> Controls:
-    """The controls with a mask of pairs `[batch or 1, num_heads or 1, q_len, kv_len]` as well."""
-    heads = inputs.query.shape[2:4] if pairs.shape[1] > 1 else (1, 1)
-    pairs = pairs.reshape(pairs.shape[0], *heads, *pairs.shape[2:])
-    return controls._replace(mask=pairs if controls.mask is None else controls.mask & pairs)
-
-
-def _merge(out: Array) -> Array:
-    """`[batch, q_len, kv_heads, groups, ...]` -> `[batch, q_len, num_heads, ...]`."""
-    return out.reshape(*out.shape[:2], -1, *out.shape[4:])

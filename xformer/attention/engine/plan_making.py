@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xformer.attention.engine.drawn_tiles import DrawnTiles, find_drawn_tiles, table_of
 from xformer.attention.engine.tile_listing import Grid, PairMasks, TileList, heads_of, list_tiles, parts_of, sizes
 from xformer.attention.engine.tile_plan import TileGroup, TilePlan, ceil_div
 from xformer.attention.pattern import Pattern
-from xformer.attention.random_blocks import NOTHING, replace_random
+from xformer.attention.random_blocks import bounds, undrawn
 
 MAX_GROUPS = 6
 
@@ -40,55 +41,91 @@ def make_tile_plan(
       query_offset: position of the first query.
       constant_beyond: distance beyond which the position term is constant; None where it never is.
     """
-    grid = Grid(q_len, kv_len, q_block, kv_block, query_offset)
-    bounds, masks = sizes(pattern, grid), PairMasks(pattern, grid)
-    slots = _Slots(bounds.most, max(chunk_tokens // kv_block, 1))
+    grid, longest_chunk = Grid(q_len, kv_len, q_block, kv_block, query_offset), max(chunk_tokens // kv_block, 1)
     parts = parts_of(pattern)
+    if len(kinds := {undrawn(part) for part in parts}) == 1:
+        shared = share(kinds.pop(), grid, longest_chunk, constant_beyond)
+        if shared is not None:
+            return shared.plan([table for part in parts for table in table_of(part)])
+    most, least_whole = sizes(pattern, grid)
+    slots, masks = _Slots(most, longest_chunk), PairMasks(pattern, grid)
     num_heads = [heads_of(part) for part in parts]
     heads = sum(num_heads)
-    key_tiles, mask_ids = np.zeros(heads * slots.size, np.int32), np.ones(heads * slots.size, np.int32)
+    key_tiles, mask_ids = (np.full((heads, slots.size), empty, np.int32) for empty in (0, 1))
     distant, whole = (np.full(grid.num_query_tiles, grid.num_key_tiles) for _ in range(2))
     for first, band in grid.bands():
         rows, first_head = slice(first, first + band.num_query_tiles), 0
         for part, own_heads in zip(parts, num_heads, strict=True):
             tiles = _ranked(part, band, masks, constant_beyond)
             head, query_tile = np.divmod(tiles.line, band.num_query_tiles)
-            place = slots.place(heads, first_head + head, first + query_tile, tiles.place)
-            key_tiles[place], mask_ids[place] = tiles.key_tile, tiles.mask_id
+            at = first_head + head, slots.first[first + query_tile] + tiles.place
+            key_tiles[at], mask_ids[at] = tiles.key_tile, tiles.mask_id
             distant[rows], whole[rows] = np.minimum(distant[rows], tiles.distant), np.minimum(whole[rows], tiles.whole)
             first_head += own_heads
     # Fewer than a draw happens to give: what is static must not follow from it.
-    whole = np.minimum(bounds.whole, whole)
+    whole = np.minimum(least_whole, whole)
     distant = np.minimum(whole, distant)
-    groups = []
-    for group, (query_tiles, num_chunks, chunk) in enumerate(slots.groups):
-        shape = heads, len(query_tiles), num_chunks, chunk
-        cut = lambda x, group=group, shape=shape: x[heads * slots.starts[group] :][: math.prod(shape)].reshape(shape)
-        chunks = (int(counts[query_tiles].min()) // chunk for counts in (distant, whole))
-        groups.append(TileGroup(query_tiles.astype(np.int32), cut(key_tiles), cut(mask_ids), *chunks))
-    return TilePlan(tuple(groups), masks.array(heads * int(bounds.most.sum())), q_block, kv_block)
+    return slots.plan(key_tiles, mask_ids, distant, whole, masks.array(heads * int(most.sum())), grid)
 
 
-@functools.lru_cache(maxsize=128)
-def make_band_plan(
-    before: int, after: int, q_len: int, kv_len: int, q_block: int, kv_block: int, chunk_tokens: int
-) -> TilePlan:
-    """A plan for any query offset, of a pattern in which a query sees keys at most `before` and `after` places away.
+class Shared(NamedTuple):
+    """The plan of all seeds, layers and heads, but for which tiles they draw.
 
-    It lists for every query tile as many key tiles as that touches wherever it stands; `TilePlan.at_offset` places
-    them. All tiles are listed as whole: the pairs must be tested as the offset becomes known (`Settings.pattern`).
-    Other arguments: see `make_tile_plan`.
+    Attributes:
+      grid: the tiles.
+      slots: of one head's entries.
+      key_tiles, mask_ids: int32 `[slots.size]`; those of drawn tiles are filled in.
+      distant, whole: `[n_q]`, how many of each query tile are.
+      masks: `TilePlan.pair_masks`.
+      drawn: the drawn tiles.
+      drawn_slots: where they stand.
+      partial_slots: where `drawn.partial` stand.
     """
-    num_query_tiles, num_key_tiles = ceil_div(q_len, q_block), ceil_div(kv_len, kv_block)
-    before, after = min(before, kv_len + q_len), min(after, kv_len + q_len)  # as good as any larger
-    width = min(ceil_div(before + q_block + after - 1, kv_block) + 1, num_key_tiles)
-    num_chunks, chunk = _chunks(width, max(chunk_tokens // kv_block, 1))
-    place = np.arange(num_chunks * chunk, dtype=np.int32).reshape(num_chunks, chunk)
-    every = lambda x: np.broadcast_to(x, (1, num_query_tiles, *x.shape)).astype(np.int32)
-    listed, whole = every(place), width // chunk
-    group = TileGroup(np.arange(num_query_tiles, dtype=np.int32), listed, every(place >= width), 0, whole)
-    masks = np.stack([np.full((q_block, kv_block), held) for held in (True, False)])
-    return TilePlan((group,), masks, q_block, kv_block, before)
+
+    grid: Grid
+    slots: _Slots
+    key_tiles: np.ndarray
+    mask_ids: np.ndarray
+    distant: np.ndarray
+    whole: np.ndarray
+    masks: np.ndarray
+    drawn: DrawnTiles
+    drawn_slots: np.ndarray
+    partial_slots: np.ndarray
+
+    def plan(self, tables: list[np.ndarray]) -> TilePlan:
+        """The plan of heads that draw by these tables, `[num_units, count]` each."""
+        key_tiles = np.tile(self.key_tiles, (len(tables), 1))
+        mask_ids = np.broadcast_to(self.mask_ids, key_tiles.shape)
+        if len(self.partial_slots):
+            mask_ids = mask_ids.copy()
+        for head, table in enumerate(tables):
+            key_tiles[head, self.drawn_slots] = self.drawn.key_tiles(table)
+            if len(self.partial_slots):  # of a tile that is listed as partial and drawn too, only the latter counts
+                mask_ids[head, self.partial_slots[self.drawn.made_whole(table)]] = 1
+        return self.slots.plan(key_tiles, mask_ids, self.distant, self.whole, self.masks, self.grid)
+
+
+@functools.lru_cache(maxsize=32)
+def share(pattern: Pattern, grid: Grid, longest_chunk: int, constant_beyond: int | None) -> Shared | None:
+    """Lists what does not depend on the draw; None where even the places of drawn tiles do."""
+    drawn = find_drawn_tiles(pattern, grid)
+    if drawn is None:
+        return None
+    fixed = bounds(pattern)[0]
+    most, masks = sizes(fixed, grid).most + drawn.counts, PairMasks(fixed, grid)
+    slots = _Slots(most, longest_chunk)
+    tiles = _ranked(fixed, grid, masks, constant_beyond, drawn.counts)
+    at = slots.first[tiles.line] + tiles.place
+    drawn_slots = slots.first[drawn.query_tile] + tiles.whole[drawn.query_tile] + drawn.number
+    key_tiles, mask_ids = (np.full(slots.size, empty, np.int32) for empty in (0, 1))
+    key_tiles[at], mask_ids[at], mask_ids[drawn_slots] = tiles.key_tile, tiles.mask_id, 0
+    number = lambda tiles: tiles.line * grid.num_key_tiles + tiles.key_tile
+    partial_slots = at[np.searchsorted(number(tiles), number(drawn.partial))]
+    whole = tiles.whole + drawn.counts
+    return Shared(
+        grid, slots, key_tiles, mask_ids, tiles.distant, whole, masks.array(0), drawn, drawn_slots, partial_slots
+    )
 
 
 def _chunks(width: int, longest: int) -> tuple[int, int]:
@@ -98,30 +135,41 @@ def _chunks(width: int, longest: int) -> tuple[int, int]:
 
 
 class _Slots:
-    """Where a plan's entries stand in one flat array: group by group, `[heads, query tiles, chunks x chunk]` each.
+    """Where the entries of a head stand in one flat array: group by group, `[query tiles, chunks x chunk]` each.
 
     Attributes:
       groups: (query tiles, number of chunks, tiles in a chunk).
-      starts: where each group begins, for one head.
-      size: entries of one head.
+      first: int64 `[n_q]`, where each query tile's entries begin.
+      size: entries of a head.
     """
 
     def __init__(self, most: np.ndarray, longest_chunk: int) -> None:
-        self.groups, self.starts, self.size = [], [], 0
-        self.row, self.width, self.start, self.rows = (np.zeros(len(most), np.int64) for _ in range(4))
+        self.groups, self.size = [], 0
+        self.first = np.zeros(len(most), np.int64)
         for query_tiles in _group_by_count(most):
-            width = max(int(most[query_tiles].max()), 1)
-            num_chunks, chunk = _chunks(width, longest_chunk)
+            num_chunks, chunk = _chunks(max(int(most[query_tiles].max()), 1), longest_chunk)
             self.groups.append((query_tiles, num_chunks, chunk))
-            self.starts.append(self.size)
-            self.row[query_tiles], self.width[query_tiles] = np.arange(len(query_tiles)), num_chunks * chunk
-            self.start[query_tiles], self.rows[query_tiles] = self.size, len(query_tiles)
+            self.first[query_tiles] = self.size + np.arange(len(query_tiles)) * num_chunks * chunk
             self.size += len(query_tiles) * num_chunks * chunk
 
-    def place(self, heads: int, head: np.ndarray, query_tile: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """The index of the entry at `place` of the list of a head's query tile."""
-        line = head * self.rows[query_tile] + self.row[query_tile]
-        return heads * self.start[query_tile] + line * self.width[query_tile] + place
+    def plan(
+        self,
+        key_tiles: np.ndarray,
+        mask_ids: np.ndarray,
+        distant: np.ndarray,
+        whole: np.ndarray,
+        masks: np.ndarray,
+        grid: Grid,
+    ) -> TilePlan:
+        """The plan of entries `[heads, size]`, and of how many of each query tile's are distant and whole `[n_q]`."""
+        groups, start = [], 0
+        for query_tiles, num_chunks, chunk in self.groups:
+            shape = len(query_tiles), num_chunks, chunk
+            own = slice(start, start := start + math.prod(shape))
+            cut = lambda x, own=own, shape=shape: x[:, own].reshape(len(x), *shape)
+            chunks = (int(counts[query_tiles].min()) // chunk for counts in (distant, whole))
+            groups.append(TileGroup(query_tiles.astype(np.int32), cut(key_tiles), cut(mask_ids), *chunks))
+        return TilePlan(tuple(groups), masks, grid.q_block, grid.kv_block)
 
 
 class _Ranked(NamedTuple):
@@ -135,8 +183,13 @@ class _Ranked(NamedTuple):
     whole: np.ndarray
 
 
-def _ranked(pattern: Pattern, grid: Grid, masks: PairMasks, constant_beyond: int | None) -> _Ranked:
-    """Places distant whole key tiles first, then other whole ones, then partial ones."""
+def _ranked(
+    pattern: Pattern, grid: Grid, masks: PairMasks, constant_beyond: int | None, kept: np.ndarray | None = None
+) -> _Ranked:
+    """Places distant whole key tiles first, then other whole ones, then partial ones.
+
+    Before the last there are places kept for `kept` `[n_q]` more whole tiles of every query tile.
+    """
     listed, heads = list_tiles(pattern, grid)
     mask_id = np.zeros(len(listed.line), np.int64)
     mask_id[~listed.whole] = masks.of(pattern, listed.where(~listed.whole), grid)
@@ -152,8 +205,10 @@ def _ranked(pattern: Pattern, grid: Grid, masks: PairMasks, constant_beyond: int
         # Listed line by line, so a line's are the next ones.
         place[mine] = np.arange(len(mine)) - np.repeat(np.cumsum(count) - count - before, count)
         before += count
+        if kind == 1 and kept is not None:
+            before += np.tile(kept, heads)
     # Random blocks may or may not be distant: only those that are not drawn are sure to be.
-    fixed = replace_random(pattern, NOTHING)
+    fixed = bounds(pattern)[0]
     sure = counts[0]
     if constant_beyond is not None and fixed != pattern:
         static, static_heads = list_tiles(fixed, grid)

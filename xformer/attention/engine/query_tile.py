@@ -272,11 +272,8 @@ class QueryTiles:
             masks.append(allowed_by_position(self.settings.pattern, of_queries, of_keys))
         elif self.settings.pattern is not None:
             q_positions = self._first_query(chunk) + jnp.arange(self.q_block)
-            if k_positions.shape[:2] == (1, 1):
-                masks.append(self.heads(self.settings.pattern.allows(q_positions, k_positions[0, 0, 0]))[None])
-            else:  # heads with lists of their own, and a pattern that all share
-                allows = lambda k_positions: self.settings.pattern.allows(q_positions, k_positions[0])[0]
-                masks.append(jax.vmap(jax.vmap(allows))(k_positions)[None])
+            own = k_positions.reshape(-1, k_positions.shape[-1])  # of every head that has a list of its own
+            masks.append(self.heads(self.settings.pattern.allows(q_positions, own))[None])
         if controls.mask is not None:
             masks.append(
                 gather.take_pairs(controls.mask, chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block)

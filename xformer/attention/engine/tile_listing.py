@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from xformer.attention.engine.tile_plan import ceil_div
-from xformer.attention.pattern import Full, Heads, Pattern, Tiles, leaves
-from xformer.attention.random_blocks import NOTHING, Random, replace_random
+from xformer.attention.pattern import Heads, Pattern, Tiles, leaves
+from xformer.attention.random_blocks import Random, bounds, undrawn
 from xformer.attention.spans import Spans, expand
 
 BAND = 512  # query tiles
@@ -131,42 +131,23 @@ class Sizes(NamedTuple):
 
 def sizes(pattern: Pattern, grid: Grid) -> Sizes:
     """What the numbers of listed tiles can be: those without random blocks and what these can add."""
-    each = [_sizes(part, grid) for part in {_without_seed(part): part for part in parts_of(pattern)}.values()]
+    each = [_sizes(part, grid) for part in {undrawn(part): part for part in parts_of(pattern)}.values()]
     most, whole = zip(*each, strict=True)
     return Sizes(np.max(most, 0), np.min(whole, 0))
 
 
-def _without_seed(pattern: Pattern) -> tuple[Any, ...]:
-    """What patterns have in common that differ in the draw alone."""
-    draws = [leaf for leaf in leaves(pattern) if isinstance(leaf, Random)]
-    return replace_random(pattern, NOTHING), *(dataclasses.replace(leaf, seed=0, layer=0) for leaf in draws)
-
-
-def _any_seed(pattern: Pattern) -> tuple[Pattern, Pattern]:
-    return replace_random(pattern, NOTHING), replace_random(pattern, Full())
-
-
 def _sizes(pattern: Pattern, grid: Grid) -> Sizes:
-    least, most = (grid.spans(bound) for bound in _any_seed(pattern))
-    count = least[0].counts().sum(-1)
-    whole = least[1].counts().sum(-1).min(0)
+    least, most = (grid.spans(bound) for bound in bounds(pattern))
+    count, whole = (spans.counts().sum(-1) for spans in least)
     for leaf in leaves(pattern):
         if not isinstance(leaf, Random):
             continue
-        low, high = (np.clip(ends // leaf.unit, 0, leaf.num_units - 1) for ends in (grid.q_first, grid.q_last))
-        sums = np.concatenate([[0], np.cumsum(np.minimum(leaf.available, leaf.count))])
-        drawn = sums[high + 1] - sums[low]
+        low, high = leaf.units_of(grid.q_first), leaf.units_of(grid.q_last)
+        sums = np.concatenate([[0], np.cumsum(leaf.choices.drawn)])
         aligned = leaf.unit % grid.kv_block == 0
         each = leaf.unit // grid.kv_block if aligned else ceil_div(leaf.unit - 1, grid.kv_block) + 1
-        count = count + drawn * each
-        if aligned:
-            # A drawn block is whole. Tiles that are whole without it, in blocks that could be drawn, may be the same.
-            limit = leaf.limits[low] * each
-            last = np.minimum(least[1].last, limit[:, None] - 1)
-            before = np.maximum(last - least[1].first + 1, 0).sum(-1).min(0)
-            shared = before - (leaf.limits - leaf.available)[low] * each
-            whole = whole + np.where(low == high, np.maximum(drawn * each - np.maximum(shared, 0), 0), 0)
-    return Sizes(np.minimum(count, most[0].counts().sum(-1)).max(0), whole)
+        count = count + (sums[high + 1] - sums[low]) * each
+    return Sizes(np.minimum(count, most[0].counts().sum(-1)).max(0), whole.min(0))
 
 
 class PairMasks:
@@ -181,9 +162,9 @@ class PairMasks:
         self.masks = [np.ones(shape, bool), np.zeros(shape, bool)]
         self.known = {mask.tobytes(): index for index, mask in enumerate(self.masks)}
         self.units = {leaf.unit for part in parts_of(pattern) for leaf in leaves(part) if isinstance(leaf, Random)}
-        bounds = [bound for part in parts_of(pattern) for bound in _any_seed(part)] if self.units else []
-        for bound in dict.fromkeys(bounds):
-            self.of(bound, _partial(bound, grid), grid)
+        between = [bound for part in parts_of(pattern) for bound in bounds(part)] if self.units else []
+        for bound in dict.fromkeys(between):
+            self.of(bound, partial_tiles(bound, grid), grid)
         self.fixed = len(self.masks)
 
     def of(self, pattern: Pattern, partial: TileList, grid: Grid) -> np.ndarray:
@@ -221,7 +202,7 @@ class PairMasks:
         return added
 
 
-def _partial(pattern: Pattern, grid: Grid) -> TileList:
+def partial_tiles(pattern: Pattern, grid: Grid) -> TileList:
     """The partial tiles of a pattern without random blocks; whole ones, which may be many more, are not listed."""
     some, every = grid.spans(pattern)
     # Between the whole tiles of a query tile, which are few runs, lie the others.

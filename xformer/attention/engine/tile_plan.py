@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -60,7 +58,7 @@ class TileGroup:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["groups", "pair_masks"],
-    meta_fields=["q_block", "kv_block", "before"],
+    meta_fields=["q_block", "kv_block"],
 )
 @dataclasses.dataclass(frozen=True)
 class TilePlan:
@@ -70,15 +68,12 @@ class TilePlan:
       groups: the groups.
       pair_masks: bool `[num_masks, q_block, kv_block]`, the distinct masks of partial tiles; 0 is all, 1 is none.
       q_block, kv_block: tile sizes in tokens.
-      before: None where key tiles count from the first. Else they count from the one that holds the key so many places
-        before the tile's first query: a plan for any query offset, to be placed by `at_offset`.
     """
 
     groups: tuple[TileGroup, ...]
     pair_masks: np.ndarray
     q_block: int
     kv_block: int
-    before: int | None = None
 
     @property
     def num_tiles(self) -> int:
@@ -89,33 +84,6 @@ class TilePlan:
     def near_per_query_tile(self) -> float:
         """Key tiles in other than distant chunks that a query tile visits, on average."""
         return sum(group.num_near_tiles for group in self.groups) / sum(group.num_query_tiles for group in self.groups)
-
-    def at_offset(self, offset: Any, kv_len: int) -> TilePlan:
-        """The plan for queries from position `offset` on, an int scalar that may be known only at run time."""
-        if self.before is None:
-            return self
-        (group,) = self.groups
-        num_key_tiles, width = ceil_div(kv_len, self.kv_block), int((group.mask_ids[0, 0] == 0).sum())
-        first = (offset + group.query_tiles * self.q_block - self.before) // self.kv_block
-        # Moved as one, so that no tile is listed twice: at the ends there are tiles beyond what the queries see.
-        first = jnp.clip(first, 0, num_key_tiles - width)[None, :, None, None]
-        key_tiles: Any = jnp.minimum(group.key_tiles + first, num_key_tiles - 1)
-        return dataclasses.replace(self, groups=(dataclasses.replace(group, key_tiles=key_tiles),), before=None)
-
-    def by_layer(self, num_layers: int) -> list[TilePlan]:
-        """The plans of layers whose heads follow each other here. All have the same shapes, query tiles and masks."""
-        cut = lambda x: np.split(x, num_layers)
-        parts = [zip(cut(group.key_tiles), cut(group.mask_ids), strict=True) for group in self.groups]
-        return [
-            dataclasses.replace(
-                self,
-                groups=tuple(
-                    dataclasses.replace(group, key_tiles=key_tiles, mask_ids=mask_ids)
-                    for group, (key_tiles, mask_ids) in zip(self.groups, layer, strict=True)
-                ),
-            )
-            for layer in zip(*parts, strict=True)
-        ]
 
 
 def ceil_div(a: int, b: int) -> int:

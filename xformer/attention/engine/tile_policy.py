@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import jax
+
 from xformer.attention.engine import attend as engine
 from xformer.attention.engine import sequence_parallel
-from xformer.attention.engine.plan_making import make_band_plan, make_tile_plan
+from xformer.attention.engine.offset_tiles import list_at_offset
+from xformer.attention.engine.plan_making import make_tile_plan
 from xformer.attention.engine.relative_tiles import LONGEST_ROW
 from xformer.attention.engine.tile_plan import TilePlan, ceil_div, round_up
 from xformer.attention.pattern import Full, Pattern
@@ -21,7 +24,7 @@ def plan_tiles(
     block: int | None = None,
     num_embeddings: int = 0,
     constant_beyond: int | None = None,
-    query_offset: int | None = 0,
+    query_offset: int | jax.Array | None = 0,
 ) -> TilePlan:
     """The plan of a pattern's tiles, in sizes that suit it.
 
@@ -31,11 +34,12 @@ def plan_tiles(
       num_heads: query heads of a layer.
       block: tile size that suits the pattern, in tokens; None where large tiles do.
       num_embeddings, constant_beyond: of the position term, see `Position`; 0 and None without one.
-      query_offset: position of the first query; None: known only at run time; the pattern is then full or
-        within a band.
+      query_offset: position of the first query. Of an array, which is known only at run time, follow the tiles that
+        the plan lists, and not how many: all where the pattern does not bound what a query sees, and where devices
+        share out the queries. None: queries may stand anywhere, so all tiles are listed.
     """
     if query_offset is None:
-        constant_beyond = None
+        pattern, query_offset, constant_beyond = Full(), 0, None
     if isinstance(pattern, Full) and constant_beyond is None:
         query_offset = 0  # of no consequence
     # A tile has as many distances as queries and keys: where each needs a product, tiles had better be wide.
@@ -50,9 +54,12 @@ def plan_tiles(
     # Tiles too small to be worth a step are attended several at a time.
     several = min(max(engine.STEP_SCORES // (num_heads * q_block), 512), 2048)
     chunk_tokens = kv_block if 2 * kv_block > most_keys else several
-    if query_offset is None:
-        before, after = (int(reach) for reach in pattern.band())
-        return make_band_plan(before, after, q_len, kv_len, q_block, kv_block, chunk_tokens)
+    if not isinstance(query_offset, int):
+        alone = sequence_parallel.num_shards() == 1
+        listed = list_at_offset(pattern, query_offset, q_len, kv_len, q_block, kv_block) if alone else None
+        if listed is None:
+            return plan_tiles(pattern, q_len, kv_len, num_heads, num_embeddings=num_embeddings, query_offset=None)
+        return listed.plan(q_len, kv_len, num_heads)
     return make_tile_plan(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, constant_beyond)
 
 
