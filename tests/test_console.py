@@ -14,7 +14,7 @@ CODE = "import sys; sys.argv[0] = 'xformer'; from xformer.commands.main import m
 
 
 def xformer(*args, cwd=ROOT):
-    done = subprocess.run([sys.executable, "-c", CODE, *args], cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "xformer", *args], cwd=cwd, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 

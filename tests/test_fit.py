@@ -109,6 +109,9 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(fitted, tmp_path, monkeypatch):
         ("demo:full", ["train.num_steps"], "takes --config.key=value"),
         ("compare_demo", {}, "this is a comparison"),
         ({"name": "a"}, {}, "attention"),
+        ("demo:full", None, "overrides: got None, takes a mapping, or a list of strings key=value"),
+        ("demo:full", {"train.num_steps": "4"}, "train.num_steps: got '4', takes an integer"),
+        ("demo:full", {"train..num_steps": 4}, "takes a key with dots"),
     ],
 )
 def test_a_wrong_config_is_one_line_and_makes_no_folder(given, overrides, message, tmp_path):

@@ -42,12 +42,13 @@ MAY_IMPORT = {
     "xformer.config": {
         "xformer.experiment", "xformer.presets", "xformer.schema", "xformer.sections", "xformer.shipped",
     },
-    "xformer.fitting": {"xformer.config", "xformer.experiment", "xformer.train"},
+    "xformer.fitting": {"xformer.config", "xformer.experiment", "xformer.schema", "xformer.train"},
     "xformer.loading": {"xformer.experiment", "xformer.tasks", "xformer.train", "xformer.schema"},
     "xformer": {"xformer.fitting", "xformer.loading"},
     "xformer.presets": {"xformer.attention", "xformer.checks"},
     "xformer.bench": {"xformer.attention", "xformer.cost", "xformer.train", "xformer.report"},
     "xformer.commands": {"*"},
+    "xformer.__main__": {"xformer.commands"},
     "configs": {"xformer.presets"},
     "experiments": {"xformer.commands"},
 }  # fmt: skip

@@ -260,13 +260,52 @@ def test_a_damaged_record_of_a_run_is_one_line(finished, capsys, name, content):
     assert contents(finished / "work") == before
 
 
+@pytest.mark.parametrize("content", ["", "5", "[]", "{}", "null", None])
+@pytest.mark.parametrize("name", ["preprocessing.json", "vocabulary.json"])
+def test_damaged_preprocessing_of_a_run_is_one_line(finished, name, content):
+    path = finished / "work" / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    with pytest.raises(WorkdirMismatch, match=f"{name} is (damaged|missing)") as error:
+        xformer.load(finished / "work")
+    assert "\n" not in str(error.value)
+
+
+def test_a_result_that_names_another_best_is_refused(finished, capsys):
+    path = finished / "work" / "result.json"
+    result = json.loads(path.read_text())
+    (other,) = {2, 4} - {result["best_step"]}
+    path.write_text(json.dumps(result | {"best_step": other}))
+    assert command("--eval_only") == 1
+    assert f"result.json says that step {other} is the best" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=f"that step {result['best_step']} is"):
+        xformer.load(finished / "work")
+
+
+def test_a_run_without_its_config_is_refused(half, capsys):
+    (half / "work" / "config.json").unlink()
+    before = contents(half / "work")
+    assert command("--config.seed=5") == 2
+    assert "holds a run whose config.json is missing" in capsys.readouterr().err
+    assert contents(half / "work") == before
+
+
+def test_a_config_that_never_ran_may_be_corrected(finished, capsys):
+    assert command("--config.train.init_from=nosuch", "--workdir=new") != 0
+    capsys.readouterr()
+    assert (finished / "new" / "config.json").is_file()
+    assert command("--config.train.init_from=work", "--workdir=new") == 0
+
+
 def test_a_damaged_result_is_made_again(finished, caplog):
     path = finished / "work" / "result.json"
     result = json.loads(path.read_text())
     rows = finished / "work" / "metrics.jsonl"
     logged = rows.read_text()
     rows.write_text("5\n" + logged + '{}\n{"step": 4, "spl')
-    for content in ("", "5", "{}", '{"name": "changes", "best_st'):
+    for content in ("", "5", "{}", '{"name": "changes", "best_st', json.dumps(result).replace('"name"', '"nbme"', 1)):
         path.write_text(content)
         assert folders.read_result(path.parent) is None and "result.json is damaged" in caplog.text
     assert command() == 0

@@ -1,6 +1,7 @@
 """Callbacks: when they are called, early stopping and averaged parameters, and that a restart changes nothing of it."""
 
 import json
+import math
 import sys
 
 import jax
@@ -120,7 +121,7 @@ def test_a_run_killed_between_its_stop_and_its_result_trains_no_further(tmp_path
 def test_a_metric_that_should_fall_stops_when_it_rises():
     run = callbacks.Run("name", None, 0, 10, "loss", "min", True)
     stopping = EarlyStopping(patience=2)
-    assert [stopping.on_evaluation(run, {"loss": x}) for x in (1.0, 0.5, 0.7, 0.4, 0.4)] == [None] * 5
+    assert [stopping.on_evaluation(run, {"loss": x}) for x in (math.nan, 1.0, 0.5, 0.7, 0.4, 0.4)] == [None] * 6
     assert "loss has not fallen by more than 0 in 2 evaluations; its best was 0.4000" in stopping.on_evaluation(
         run, {"loss": 0.41}
     )
@@ -207,6 +208,30 @@ def test_a_callback_that_raises_is_one_line_that_names_it(tmp_path, method):
     named = [ExponentialMovingAverage(), Breaks(method)]
     with pytest.raises(CallbackFailed, match=message):
         with_callbacks(tmp_path, *named).fit()
+
+
+class Remembers(Callback):
+    """Has a state that JSON can't hold."""
+
+    def state(self):
+        return {"value": np.float32(1.5)}
+
+
+def test_a_state_that_can_not_be_saved_is_said_before_training(tmp_path):
+    with pytest.raises(CallbackFailed, match="callback 'Remembers': state gives what JSON can't hold"):
+        with_callbacks(tmp_path, Remembers()).fit()
+    assert rows(tmp_path) == []
+
+
+class Parameters(Callback):
+    """Gives the parameters themselves as its arrays."""
+
+    def init_arrays(self, params):
+        return params
+
+
+def test_arrays_may_be_the_parameters(tmp_path):
+    assert with_callbacks(tmp_path, Parameters(), num_steps=2).fit()["last_step"] == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -189,6 +190,25 @@ def test_the_layer_where_a_nan_starts_is_named(tmp_path, accumulate):
     with pytest.raises(Diverged, match=r"at step 1; .*: none; first seen in the output of layers/1 \(Linear\)"):
         dataclasses.replace(trainer, model_fn=Exploding).fit()
     assert Exploding.__call__ is TinyModel.__call__ and nnx.Linear.__call__.__name__ == "__call__"
+
+
+class SometimesUnknown(FakeTask):
+    """Has a metric that is no number."""
+
+    better: ClassVar[dict[str, str]] = FakeTask.better | {"recall": "max"}
+
+    def finish(self, sums):
+        return super().finish(sums) | {"recall": math.nan}
+
+
+def test_an_undefined_metric_is_null_and_a_warning(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, task=SometimesUnknown(), num_steps=4, log_every=1)
+    result = trainer.fit()
+    assert result["test"]["recall"] is result["eval"]["recall"] is None and math.isfinite(result["test"]["loss"])
+    assert all(row["recall"] is None for row in rows(tmp_path))
+    assert "train at step 1: recall is not finite, written as null" in caplog.text
+    with pytest.raises(Diverged, match="validation recall is nan at step 4"):
+        make_trainer(tmp_path / "b", task=SometimesUnknown(), num_steps=4, select_metric="recall").fit()
 
 
 def test_a_longer_run_with_a_constant_schedule_goes_on(tmp_path):

@@ -128,15 +128,13 @@ def _plain(config: Any) -> Any:
     return config
 
 
-def override(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `config` with the overrides `a.b=value` set, still as text; `check` parses them."""
+def override(config: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `config` with the overrides set: values by `a.b`, or `a.b=value`, text that `check` parses."""
     result = _plain(config)
-    for item in overrides:
-        dotted, equals, value = item.partition("=")
-        if not equals or not all(dotted.split(".")):
-            raise ConfigError(
-                f"--config.{schema.show(dotted)[1:-1]}: got {schema.show(item)}, takes --config.key=value"
-            )
+    given = list(overrides.items()) if isinstance(overrides, Mapping) else [_as_text(item) for item in overrides]
+    for dotted, value in given:
+        if not all(dotted.split(".")):
+            raise ConfigError(f"--config.{schema.show(dotted)[1:-1]}: takes a key with dots, a.b")
         *parents, last = dotted.split(".")
         section = result
         for depth, key in enumerate(parents):
@@ -151,8 +149,15 @@ def override(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, A
                     f"{dotted}: got {value!r}, but {path} is the value {schema.show(inner)}, not a section"
                 )
             section[key] = section = dict(inner)
-        section[last] = Text(value)
+        section[last] = value
     return result
+
+
+def _as_text(item: str) -> tuple[str, Text]:
+    dotted, equals, value = item.partition("=")
+    if not equals or not all(dotted.split(".")):
+        raise ConfigError(f"--config.{schema.show(dotted)[1:-1]}: got {schema.show(item)}, takes --config.key=value")
+    return dotted, Text(value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from xformer import config as files
 from xformer import experiment
+from xformer.schema import ConfigError
 from xformer.train import workdir as folders
 
 
@@ -44,20 +46,26 @@ def fit(
     workdir = Path(workdir)
     given = files.read(str(config)) if isinstance(config, str | Path) else config
     plain = given.to_dict() if isinstance(given, ConfigDict) else dict(given)
-    built = experiment.build(files.override(plain, _as_text(overrides)))
+    built = experiment.build(files.override(plain, _checked(overrides)))
     experiment.check_devices(built)
-    if (workdir / "config.json").is_file():  # another run's folder is refused before data is made
-        folders.changed(workdir, experiment.as_json(built.config), experiment.complete)
+    folders.check(workdir, experiment.as_json(built.config), experiment.complete)  # refused before data is made
     return built.trainer(workdir, data_dir, progress=_say).fit()
 
 
-def _as_text(overrides: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    if isinstance(overrides, str):
-        return [overrides]
+def _checked(overrides: Any) -> Mapping[str, Any] | list[str]:
+    """Overrides as `config.override` takes them; numbers of NumPy and paths become plain ones."""
     if isinstance(overrides, Mapping):
-        spelt = lambda value: value if isinstance(value, str) else repr(value)
-        return [f"{key}={spelt(value)}" for key, value in overrides.items()]
-    return list(overrides)
+        return {str(key): _plain(value) for key, value in overrides.items()}
+    given = [overrides] if isinstance(overrides, str) else overrides
+    if not isinstance(given, Sequence) or not all(isinstance(item, str) for item in given):
+        raise ConfigError(f"overrides: got {overrides!r:.80}, takes a mapping, or a list of strings key=value")
+    return list(given)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value) if isinstance(value, Path) else value
 
 
 def _say(line: str) -> None:

@@ -17,7 +17,7 @@ from xformer import experiment, tasks
 from xformer.checks import check_integer
 from xformer.tasks import predictions
 from xformer.tasks.dataset import Text
-from xformer.train import DataChanged, data_record, restoring
+from xformer.train import DataChanged, WorkdirMismatch, data_record, restoring
 from xformer.train import workdir as folders
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def load(workdir: str | Path, which: str = "best") -> Loaded:
     Raises:
       FileNotFoundError: the folder holds no run.
       CheckpointError: the checkpoint that is asked for is missing or damaged.
-      WorkdirMismatch: `config.json` is damaged.
+      WorkdirMismatch: `config.json`, `preprocessing.json` or `vocabulary.json` is damaged or missing.
       DataChanged: the vocabulary or class names stored with the run are no longer those it was trained with.
     """
     workdir = Path(workdir)
@@ -125,7 +125,12 @@ def load(workdir: str | Path, which: str = "best") -> Loaded:
 
 def _preprocessing(workdir: Path) -> tasks.Preprocessing:
     """The preprocessing that the run stored. Raises DataChanged if it is not what the run was trained with."""
-    preprocess = tasks.load_preprocessing(workdir)
+    try:
+        preprocess = tasks.load_preprocessing(workdir)
+    except FileNotFoundError as error:
+        raise WorkdirMismatch(f"{error.filename} is missing, and the run can't be read without") from error
+    except ValueError as error:
+        raise WorkdirMismatch(str(error)) from error
     recorded = folders.read_object(workdir / data_record.FILE)
     if recorded is None:
         return preprocess  # a run of an older version

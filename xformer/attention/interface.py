@@ -167,7 +167,9 @@ class Attention(AttentionCallable):
         return {}
 
     def update(self, constants: Params, query: Array, key: Array, mask: Array | None) -> Params:
-        """The constants after a training step, of the same shapes and dtypes; the layers of `xformer.nn` call it.
+        """The constants after a training pass, of the same shapes and dtypes; the layers of `xformer.nn` call it.
+
+        A step of `train.accumulate` parts has as many passes.
 
         Args:
           constants: those of the step.

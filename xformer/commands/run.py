@@ -18,7 +18,7 @@ from xformer.config import load_experiment
 from xformer.config_help import experiment_help
 from xformer.experiment import as_json, complete
 from xformer.schema import ConfigError
-from xformer.train.workdir import changed
+from xformer.train import workdir as folders
 
 
 def command(argv: Sequence[str]) -> None:
@@ -48,6 +48,8 @@ def command(argv: Sequence[str]) -> None:
     hosts.start(args)
     if args.eval_only and not (workdir / "result.json").is_file():
         raise ConfigError(f"--workdir: {workdir} holds no finished run to evaluate (no result.json)")
+    if args.eval_only and not (workdir / "config.json").is_file():
+        raise ConfigError(f"--workdir: {workdir} holds a run whose config.json is missing")
     if args.checkpoint != "best" and not args.eval_only:
         raise ConfigError("--checkpoint: goes with --eval_only; training goes on from the newest intact checkpoint")
     spec = str(workdir / "config.json") if args.eval_only else args.config
@@ -59,8 +61,7 @@ def command(argv: Sequence[str]) -> None:
     if args.config_help:
         print(experiment_help(as_json(experiment.config)))
         return
-    if (workdir / "config.json").is_file():  # another run's folder is refused before data is made
-        changed(workdir, as_json(experiment.config), complete)
+    folders.check(workdir, as_json(experiment.config), complete)  # another run's is refused before data is made
     trainer = experiment.trainer(workdir, args.data_dir, progress=cli.say)
     if args.eval_only:
         splits = {"eval": "validation", "test": "test"}

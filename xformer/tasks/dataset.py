@@ -80,7 +80,7 @@ class Preprocessing:
 
     def _encode(self, texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(texts, str) or not hasattr(texts, "__len__") or not all(_is_text(text) for text in texts):
-            raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
+            raise ValueError(f"texts must be a list of strings{_halves(texts)}, got {texts!r:.60}")
         ids = self.vocabulary.encode_batch(texts)
         empty = [index for index, sequence in enumerate(ids) if not sequence or not texts[index].strip()]
         if empty:
@@ -120,11 +120,25 @@ class Preprocessing:
 
 
 def load_preprocessing(directory: str | Path) -> Preprocessing:
-    """The preprocessing that a run saved. Raises FileNotFoundError where there is none."""
-    directory = Path(directory)
-    rest = json.loads((directory / _FILE).read_text(encoding="utf-8"))
-    more = {key: rest[key] for key in ("num_texts", "center", "scale", "cut") if key in rest}
-    return Preprocessing(vocab.load(directory / _VOCABULARY), rest["max_len"], rest["class_names"], **more)
+    """The preprocessing that a run saved.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: a file of it is damaged; the message names it.
+    """
+    path = Path(directory) / _FILE
+    try:
+        rest = json.loads(path.read_text(encoding="utf-8"))
+        more = {key: rest[key] for key in ("num_texts", "center", "scale", "cut") if key in rest}
+        max_len, class_names = rest["max_len"], rest["class_names"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+    path = path.with_name(_VOCABULARY)
+    try:
+        vocabulary = vocab.load(path)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
+    return Preprocessing(vocabulary, max_len, class_names, **more)
 
 
 class TaskData:
@@ -269,6 +283,12 @@ def _quantiles(lengths: np.ndarray) -> dict[str, int]:
 
 def _share(values: Iterable[bool]) -> float:
     return round(float(np.mean(np.asarray(values))), 6)
+
+
+def _halves(texts: Any) -> str:
+    """Says so where half a surrogate pair is all that is wrong."""
+    strings = not isinstance(texts, str) and all(isinstance(text, str) for text in texts)
+    return " of whole characters (one holds half a surrogate pair)" if strings else ""
 
 
 def _is_text(value: Any) -> bool:

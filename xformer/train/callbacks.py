@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ class Callback:
         """Takes back what `state` gave."""
 
     def init_arrays(self, params: Any) -> Any:
-        """A pytree of arrays at step 0, none of them the same object as one of `params`; `()` for none."""
+        """A pytree of arrays at step 0; `()` for none."""
         return ()
 
     def update_arrays(self, arrays: Any, params: Any, step: jax.Array) -> Any:
@@ -109,15 +110,17 @@ class EarlyStopping(Callback):
     def on_evaluation(self, run: Run, metrics: Mapping[str, float]) -> str | None:
         value, rising = metrics[run.select_metric], run.select_mode == "max"
         gain = math.inf if self._best is None else (value - self._best if rising else self._best - value)
+        gain = -math.inf if math.isnan(value) else gain
         if gain > self.min_delta:
             self._best, self._best_step, self._waited = value, run.step, 0
             return None
         self._waited += 1
         if self._waited < self.patience:
             return None
+        best = "" if self._best is None else f"; its best was {self._best:.4f} at step {self._best_step}"
         return (
             f"validation {run.select_metric} has not {'risen' if rising else 'fallen'} by more than {self.min_delta:g} "
-            f"in {self.patience} evaluations; its best was {self._best:.4f} at step {self._best_step}"
+            f"in {self.patience} evaluations{best}"
         )
 
     def state(self) -> dict[str, Any]:
@@ -144,7 +147,7 @@ class ExponentialMovingAverage(Callback):
         self.decay = decay
 
     def init_arrays(self, params: Any) -> Any:
-        return jax.tree.map(jnp.copy, params)
+        return params
 
     def update_arrays(self, arrays: Any, params: Any, step: jax.Array) -> Any:
         # (1 - decay) / (1 - decay ** step), which is 1 at step 1, without cancellation for a decay close to 1.
@@ -187,6 +190,7 @@ class Callbacks:
         """Calls `on_start`."""
         for name, own in self._named:
             _call(name, own, "on_start", run)
+        self.state()  # what can't be saved is said before anything is computed
 
     def step(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Calls `on_step`."""
@@ -204,8 +208,16 @@ class Callbacks:
             _call(name, own, "on_end", run, dict(result))
 
     def state(self) -> list[dict[str, Any]]:
-        """What each remembers."""
-        return [_call(name, own, "state") for name, own in self._named]
+        """What each remembers. Raises CallbackFailed where JSON can't hold it."""
+        states = []
+        for name, own in self._named:
+            states.append(_call(name, own, "state"))
+            try:
+                json.dumps(states[-1], allow_nan=False)
+            except (TypeError, ValueError) as error:
+                message = f"callback {name!r}: state gives what JSON can't hold: {' '.join(str(error).split())}"
+                raise CallbackFailed(message) from error
+        return states
 
     def load_state(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Gives each what it remembered."""
@@ -215,6 +227,7 @@ class Callbacks:
     def init_arrays(self, params: Any) -> tuple[Any, ...]:
         """The arrays of each at step 0; `()` where none has any, so that states and checkpoints are as without."""
         arrays = tuple(_call(name, own, "init_arrays", params) for name, own in self._named)
+        arrays = jax.tree.map(jnp.copy, arrays)  # one that is also a parameter would be given away twice
         return arrays if jax.tree.leaves(arrays) else ()
 
     def update_arrays(self, arrays: tuple[Any, ...], params: Any, step: jax.Array) -> tuple[Any, ...]:

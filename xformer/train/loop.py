@@ -20,7 +20,7 @@ from xformer.train.errors import Diverged, Interrupted
 from xformer.train.feed import Feed
 from xformer.train.health import finite_report
 from xformer.train.interruption import Interruption
-from xformer.train.metrics import MetricsWriter
+from xformer.train.metrics import MetricsWriter, without_nan
 from xformer.train.progress import Progress
 from xformer.train.run_state import TIMES, Position
 from xformer.train.settings import TrainConfig
@@ -193,16 +193,21 @@ class Loop:
         position = self.position
         watch = self._progress.watch("validation", self.check)
         metrics = self._engine.evaluate(self._engine.variables(state), self._data, "validation", watch)
-        bad = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
+        decisive = (
+            "loss",
+            self._run.select_metric,
+        )  # another one may be undefined on this split, such as a mean of none
+        bad = [f"{name} is {metrics[name]}" for name in decisive if not math.isfinite(metrics[name])]
         if bad:
             raise self._diverged(position.step, f"validation {bad[0]}", in_training=False)
-        self._row("validation", metrics)
+        kept = without_nan(metrics, f"validation at step {position.step}")
+        self._row("validation", kept)
         position.evaluated = True
         value, best = metrics[self._run.select_metric], position.best
         sign = 1 if self._run.select_mode == "max" else -1
         better = best is None or sign * value > sign * best["value"]
         if better:
-            position.best = {"step": position.step, "value": value, "metrics": metrics}
+            position.best = {"step": position.step, "value": value, "metrics": kept}
         numbers = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name not in COUNTS)
         self._progress.say(f"step {position.step}: validation {numbers}{' (best so far)' if better else ''}")
         position.stopped = self._callbacks.evaluation(self._now(), metrics)
@@ -214,7 +219,8 @@ class Loop:
         position = self.position
         if self._writer is not None:
             times = {"train_flops": position.train_flops, "seconds": round(position.seconds, 6)}
-            self._writer.write({"step": position.step, "split": split, **values, **times})
+            known = without_nan(values, f"{split} at step {position.step}")
+            self._writer.write({"step": position.step, "split": split, **known, **times})
 
     def _save(self, state: TrainState, evaluated: bool = True) -> None:
         position = self.position

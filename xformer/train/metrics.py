@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -72,6 +73,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def without_nan(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values with None for each that is not finite, as JSON can hold it; a warning names those."""
+    unknown = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    if unknown:
+        logger.warning("%s: %s is not finite, written as null", where, ", ".join(unknown))
+    return {name: None if name in unknown else value for name, value in values.items()}
+
+
 def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
@@ -93,7 +102,7 @@ class _Events:
     def write(self, row: Mapping[str, Any]) -> None:
         """A scalar `split/name` for every number of a row."""
         for name, value in row.items():
-            if name not in ("step", "split"):
+            if name not in ("step", "split") and value is not None:
                 summary = self._scalar(f"{row['split']}/{name}", value)
                 self._writer.write_event(self._event(wall_time=time.time(), step=row["step"], summary=summary))
 

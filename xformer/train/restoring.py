@@ -72,7 +72,7 @@ def choose(checkpoints: Checkpoints, which: str) -> int:
     intact one, and a warning says which it takes in place of which.
 
     Raises:
-      CheckpointError: there is none, or the best is missing or damaged.
+      CheckpointError: there is none, the best is missing or damaged, or `result.json` names another one.
       ValueError: `which` is neither.
     """
     if which not in ("best", "last"):
@@ -83,13 +83,20 @@ def choose(checkpoints: Checkpoints, which: str) -> int:
     if which == "last":
         return _newest_intact(checkpoints)
     result = folders.read_result(checkpoints.folder.parent)
+    newest = steps[-1]
+    best = checkpoints.position(newest).get("best") if checkpoints.damage(newest) is None else None
     if result is not None:
         step, what = result["best_step"], "the best checkpoint"
+        if best is not None and best["step"] != step:
+            raise CheckpointError(
+                f"{checkpoints.folder.parent / 'result.json'} says that step {step} is the best, the newest checkpoint "
+                f"(step {newest}) that step {best['step']} is; remove result.json, and the command that trained the "
+                "run evaluates again"
+            )
+    elif best is not None:
+        step, what = best["step"], "the best checkpoint"
     else:
-        step, what = steps[-1], "the newest checkpoint, which names the best,"
-        if checkpoints.damage(step) is None:
-            best = checkpoints.position(step).get("best")
-            step, what = (best["step"], "the best checkpoint") if best else (step, what)
+        step, what = newest, "the newest checkpoint, which names the best,"
     if (damage := checkpoints.damage(step)) is not None:
         if all(checkpoints.damage(other) is not None for other in steps):
             raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")

@@ -25,7 +25,7 @@ from xformer.train.errors import Diverged, OutOfMemory, ProcessLost
 from xformer.train.feed import Feed
 from xformer.train.interruption import Interruption
 from xformer.train.loop import Loop
-from xformer.train.metrics import MetricsWriter
+from xformer.train.metrics import MetricsWriter, without_nan
 from xformer.train.progress import Progress
 from xformer.train.restoring import choose, restore_variables, resume
 from xformer.train.run_state import Position
@@ -255,7 +255,7 @@ class Trainer:
             "step_time_ms": statistics.median(times) * 1e3,
             "peak_memory_bytes": position.peak_memory_bytes,
             "eval": position.best["metrics"],
-            "test": test,
+            "test": without_nan(test, "test"),
             "best_step": best,
             "select_metric": metric,
             "better": dict(self.task.better),

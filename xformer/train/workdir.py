@@ -21,6 +21,9 @@ Complete = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 # What may differ when a run goes on: it changes when things happen, or where, not what is computed.
 MAY_CHANGE = ("stop_at_step", "log_every", "checkpoint_every", "parallel", "mesh")
 
+# Of a result, what no reader can do without.
+_RESULT = {"name": str, "best_step": int, "eval": dict, "test": dict}
+
 
 @contextlib.contextmanager
 def lock(workdir: Path) -> Iterator[None]:
@@ -57,7 +60,7 @@ def claim(workdir: Path, config: Mapping[str, Any], complete: Complete | None = 
         logger.warning("%s goes on with %s: %r, before %r", workdir, key, new, old)
     if "train.num_steps" in changes:
         (workdir / "result.json").unlink(missing_ok=True)
-    if changes or not started(workdir) or not (workdir / "config.json").exists():
+    if changes or not started(workdir):
         write_json(workdir / "config.json", config)
 
 
@@ -65,9 +68,15 @@ def check(workdir: Path, config: Mapping[str, Any], complete: Complete | None = 
     """What `changed` says of a folder that holds a started run; nothing for any other folder.
 
     Raises:
-      WorkdirMismatch: the run is of another config.
+      WorkdirMismatch: the run is of another config, or its `config.json` is gone.
     """
-    return changed(workdir, config, complete) if started(workdir) and (workdir / "config.json").exists() else {}
+    if not started(workdir):
+        return {}
+    if not (workdir / "config.json").is_file():
+        raise WorkdirMismatch(
+            f"{workdir} holds a run whose config.json is missing; restore that, or choose another workdir"
+        )
+    return changed(workdir, config, complete)
 
 
 def started(workdir: Path) -> bool:
@@ -89,7 +98,9 @@ def changed(workdir: Path, config: Mapping[str, Any], complete: Complete | None 
       WorkdirMismatch: it differs in what it may not.
     """
     given = json.loads(json.dumps(config))
-    there = read_object(workdir / "config.json") or {}
+    there = read_object(workdir / "config.json")
+    if not there:
+        raise WorkdirMismatch(f"{workdir / 'config.json'} is damaged: it holds no key")
     if complete is not None and there != given:
         there = json.loads(json.dumps(complete(there)))
     changes = difference(there, given)
@@ -139,8 +150,10 @@ def read_result(workdir: Path) -> dict[str, Any] | None:
     path = workdir / "result.json"
     try:
         result = read_object(path)
-        if result is not None and not (isinstance(result.get("best_step"), int) and "test" in result):
-            raise WorkdirMismatch(f"{path} is damaged: best_step or test is missing")
+        if result is not None:
+            wrong = [key for key, kind in _RESULT.items() if not isinstance(result.get(key), kind)]
+            if wrong:
+                raise WorkdirMismatch(f"{path} is damaged: {', '.join(wrong)} is missing, or is not what it was")
     except WorkdirMismatch as error:
         logger.warning("%s; what it said is found again from the checkpoints", error)
         return None
