@@ -23,8 +23,8 @@ def test_prepared_data_is_what_was_generated(tmp_path):
     TINY.prepare(tmp_path, progress=said.append)
     assert said == [
         "listops: generating 60 expressions, preset=listops_128",
-        "listops: lengths in tokens: median 51, 90 % 73, 99 % 121, longest 121; 30 train (0.0% truncated), "
-        "20 validation (0.0% truncated), 10 test (0.0% truncated) at max_len=128",
+        "listops: lengths in tokens: median 51, 90 % 73, 99 % 121, longest 121; "
+        "30 train (0.0% truncated), 20 validation (0.0% truncated), 10 test (0.0% truncated) at max_len=128",
     ]
     data = TINY.open(tmp_path)
     assert (data.max_len, data.vocab_size, data.num_classes, data.class_names) == (128, 16, 10, list("0123456789"))

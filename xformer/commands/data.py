@@ -94,21 +94,20 @@ def prepare(section: Section, task: Task, data_dir: str | None) -> Path | None:
     name = section["name"]
     try:
         before = _construct(section, functools.partial(readiness.of, task, data_dir))
-        if before.state == readiness.READY:
-            cli.say(f"{name}: ready" + ("" if before.folder is None else f" in {before.folder}"))
-            return before.folder
         if before.state in (readiness.DAMAGED, readiness.NO_SOURCE):
             raise DataMissing(before.why)
-        _construct(section, functools.partial(task.prepare, data_dir, progress=cli.say))
-        after = _construct(section, functools.partial(readiness.of, task, data_dir))
+        found = before
+        if before.state != readiness.READY:
+            _construct(section, functools.partial(task.prepare, data_dir, progress=cli.say))
+            found = _construct(section, functools.partial(readiness.of, task, data_dir))
     except KeyboardInterrupt as error:
         raise Interrupted(f"{name}: interrupted; nothing half made is kept, the same command makes it", 0) from error
-    if after.state != readiness.READY:
-        raise DataMissing(after.why or f"{name}: prepare() left no data in {after.folder}")
-    if after.folder is not None:
-        size = formatting.mebibytes(readiness.num_bytes(after.folder))
-        cli.say(f"{name}: ready in {after.folder}, {size}")
-    return after.folder
+    if found.state != readiness.READY:
+        raise DataMissing(found.why or f"{name}: prepare() left no data in {found.folder}")
+    folder: Path | None = found.folder
+    where = "" if folder is None else f" in {folder}, {formatting.mebibytes(readiness.num_bytes(folder))}"
+    cli.say(f"{name}: ready{where}")
+    return folder
 
 
 def listing(names: Sequence[str], data_dir: str | None) -> Iterator[str]:
@@ -127,7 +126,7 @@ def listing(names: Sequence[str], data_dir: str | None) -> Iterator[str]:
         shown = entry.folder.relative_to(root).parent
         yield f"  {shown}  {size}  " + (entry.damage or f"ready  {entry.source}").rstrip()
     for left in readiness.leftovers(data_dir):
-        yield f"  {left.relative_to(root)}  half made by a process that was killed; preparing it again removes it"
+        yield f"  {left.relative_to(root)}  half made: a process is at it, or was killed; preparing it again removes it"
 
 
 def _of_origin(name: str, origin: Origin, data_dir: str | None) -> Iterator[str]:
@@ -135,7 +134,10 @@ def _of_origin(name: str, origin: Origin, data_dir: str | None) -> Iterator[str]
     if origin.given:
         state = "for you to give"
     else:
-        found = readiness.of(_find(name)(**origin.options), data_dir)
+        try:
+            found = readiness.of(_find(name)(**origin.options), data_dir)
+        except ValueError as error:  # a file of the source that can't be read
+            found = readiness.Readiness(readiness.DAMAGED, str(error))
         state, why = found.state, found.why
         if state == readiness.READY and found.folder is not None:
             size += f", {formatting.mebibytes(readiness.num_bytes(found.folder))} on disk"

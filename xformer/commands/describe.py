@@ -110,7 +110,7 @@ def _baselines(task: Task, data: TaskData) -> Iterator[str]:
         scores = (method["scores"].get(split, {}).get(metric, math.nan) for split in splits)
         shown = (spell(score) if math.isfinite(score) else formatting.MISSING for score in scores)
         rows.append((method["name"] + (f" ({method['missing']})" if "missing" in method else ""), *shown))
-    yield Table((f"{metric} of a guesser that", *splits), tuple(rows)).text()
+    yield Table((f"{metric} of a method that", *splits), tuple(rows)).text()
 
 
 def _examples(task: Task, data: TaskData) -> Iterator[str]:

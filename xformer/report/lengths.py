@@ -28,13 +28,13 @@ def picture(lengths: np.ndarray, max_len: int, theme: style.Theme) -> bytes:
         ax.set_ylim(0, top)
         style.percent_axis(ax)
         upright: list[labels.Label] = []
-        named = {"median": 0.5, "90 % up to": 0.9, "99 % up to": 0.99}
+        named = {"median:": 0.5, "90 %:": 0.9, "99 %:": 0.99}
         for number, (name, share) in enumerate(named.items()):
             value = float(np.quantile(lengths, share, method="inverted_cdf"))
             upright.append((value, (0.96 - 0.08 * number) * top, f"{name} {value:,.0f}", theme.muted))
             ax.axvline(value, color=theme.muted, lw=1, ls=":")
         if longer := float(np.mean(lengths > max_len)):
-            upright.append((max_len + 0.5, 0.7 * top, f"{longer:.1%} above {max_len:,}", theme.ink))
+            upright.append((max_len + 0.5, 0.7 * top, f"{formatting.percent(longer)} above {max_len:,}", theme.ink))
             ax.axvline(max_len + 0.5, color=theme.ink, lw=1, ls=(0, (4, 2)))
         fig.draw_without_rendering()
         labels.label_points(ax, upright, [[(x, 0.0), (x, top)] for x, *_ in upright])

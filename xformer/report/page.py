@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from xformer import extras
-from xformer.report import accuracy_by, claims, costs, formatting, patterns, quality, results, style, summary, tables
+from xformer.report import (
+    accuracy_by,
+    claims,
+    costs,
+    formatting,
+    made,
+    patterns,
+    quality,
+    results,
+    style,
+    summary,
+    tables,
+)
 from xformer.report.costs import CostRow
 from xformer.report.patterns import Pattern
 from xformer.report.results import Comparison
@@ -136,7 +148,7 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
         "runs": tables.runs(comparison),
         "differences": tables.differences(comparison),
         "differences_note": claims.differences_note(comparison),
-        "made": _made(comparison),
+        "made": made.facts(comparison),
     }
 
 
@@ -209,21 +221,6 @@ def _plots(
              "First head of the first layer, each cell the stronger the more of its pairs are considered.",
              lambda theme: patterns.picture(measured.variant_patterns, theme)),
     ]  # fmt: skip
-
-
-def _made(comparison: Comparison) -> list[tuple[str, str]]:
-    any_run = next((run for run in comparison.all_runs() if run.result is not None), None)
-    result: Mapping[str, Any] = any_run.result or {} if any_run else {}
-    found = [
-        ("Device", "; ".join(summary.devices(comparison))),
-        ("Versions", "; ".join(summary.versions(comparison))),
-        ("Seeds", ", ".join(str(seed) for seed in comparison.seeds)),
-        ("Batch size", str(result.get("batch_size", ""))),
-        *summary.data_facts(comparison),
-        ("Test", "once, with the checkpoint that was best on the validation split"),
-        ("Step time", "median over steps, compilation left out; peak memory: the largest of all seeds"),
-    ]
-    return [(label, text) for label, text in found if text]
 
 
 def _results(task: str, comparison: Comparison) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from xformer.report import formatting
-from xformer.report.results import Comparison, Run, mapping, number
+from xformer.report.results import Comparison, Run, number
 from xformer.report.stats import Estimate, at_chance, estimate, wilson
 
 MAX_PARAM_DIFFERENCE = 0.10
@@ -200,29 +200,6 @@ def data_differ(comparison: Comparison) -> bool:
     return len(digests(comparison)) > 1
 
 
-def data_facts(comparison: Comparison) -> list[tuple[str, str]]:
-    """(label, text) of what the data was, and of what models made of it, where all runs that say so say the same."""
-    finished = [run for run in comparison.all_runs() if run.result is not None]
-    infos = [run.info for run in finished]
-    percent = lambda info: {split: formatting.percent(share) for split, share in mapping(info.get("truncated")).items()}
-    towers = [_spelt({key: text for key, text in mapping((run.result or {}).get("model")).items() if key != "name"})
-              for run in finished]  # fmt: skip
-    found = {
-        "Data": [_spelt(info.get("source", "")) for info in infos],
-        "Data version": [_spelt(info.get("data_version", "")) for info in infos],
-        "Content digest": [_spelt(info.get("digest", "")) for info in infos],
-        "Tokenizer": [_tokenizer(mapping(info.get("tokenizer"))) for info in infos],
-        "Examples": [_spelt(mapping(info.get("num_examples"))) for info in infos],
-        "Truncated": [_spelt(percent(info)) for info in infos],
-        "Towers": towers,
-    }
-    return [(label, texts[0]) for label, texts in found.items() if texts and set(texts) == {texts[0]} and texts[0]]
-
-
-def _tokenizer(known: Mapping[str, Any]) -> str:
-    return f"{known['kind']}, {known['size']:,} ids" if {"kind", "size"} <= known.keys() else ""
-
-
 def _data_warnings(comparison: Comparison) -> list[str]:
     if not data_differ(comparison):
         return []
@@ -253,14 +230,15 @@ def versions(comparison: Comparison) -> list[str]:
 
 def _distinct(comparison: Comparison, key: str) -> list[str]:
     values = (run.result.get(key) for run in comparison.all_runs() if run.result is not None)
-    return list(dict.fromkeys(_spelt(value) for value in values if value is not None))
+    return list(dict.fromkeys(spelt(value) for value in values if value is not None))
 
 
-def _spelt(value: Any) -> str:
+def spelt(value: Any) -> str:
+    """A value of JSON in words: `key value, key value` for an object."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_spelt(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {spelt(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return ", ".join(_spelt(item) for item in value)
+        return ", ".join(spelt(item) for item in value)
     return str(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,7 +18,8 @@ MAX_SHOWN = 160  # characters of an example
 def longer_than(data: TaskData, lengths: Sequence[int]) -> dict[str, list[float]]:
     """Which share of each split has more tokens than each length; of two texts the longer counts."""
     found = {split: data.facts_by_example(split)["length"] for split in data.splits}
-    return {split: [float(np.mean(own > most)) for most in lengths] for split, own in found.items()}
+    share = lambda longer: float(longer.mean()) if longer.size else math.nan
+    return {split: [share(own > most) for most in lengths] for split, own in found.items()}
 
 
 def repeated(data: TaskData) -> dict[str, int]:
