@@ -76,13 +76,13 @@ def run_command(words):
     name, args = words[1], words[2:]
     (spec,) = [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")] or [""]
     overrides = [arg.removeprefix("--config.") for arg in args if arg.startswith("--config.")]
-    if CHECKED_ONLY.search(line):
+    if CHECKED_ONLY.search(line) and name != "data":
         load = config.load_comparison if name == "compare" else config.load_config
         load(spec, overrides)
         return
     if name == "bench":
         args = [*args, *TINY_BENCH]
-    elif name == "predict":
+    elif name in ("predict", "data"):
         pass
     else:
         keys = {key: value for key, value in tiny(spec).items() if not any(f"{key}=" in o for o in overrides)}

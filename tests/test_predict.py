@@ -4,9 +4,11 @@ import csv
 import json
 import re
 
+import numpy as np
 import pytest
 
 import xformer
+from xformer import config
 from xformer.commands import cli, predict
 
 
@@ -39,6 +41,25 @@ def test_the_result_has_details_of_the_classes_and_steps_by_epochs(run):
     hits = sum(row[index] for index, row in enumerate(details["confusion"]))
     assert hits / 4 == pytest.approx(result["test"]["accuracy"])
     assert {"accuracy", "macro_f1", "calibration_error", "loss"} <= set(result["test"])
+
+
+def test_the_result_says_what_data_it_is_of_and_what_a_guesser_scores(run):
+    folder, result = run
+    info = result["info"]
+    assert info["tokenizer"]["kind"] == "bytes" and info["tokenizer"]["size"] == info["vocab_size"] == 257
+    assert info["data_version"] == "1.0.0" and info["source"] == str(folder / "a.jsonl") and len(info["digest"]) == 64
+    assert info["num_examples"] == {"train": 32, "validation": 4, "test": 4}
+    assert set(info["truncated"]) == set(info["num_examples"])
+    assert set(result["baseline"]["scores"]["test"]) >= {"accuracy"} and result["model"] == {"name": "classifier"}
+    with np.load(folder / "run" / "test_examples.npz") as kept:
+        assert kept["length"].shape == kept["accuracy"][0].shape == (4,)
+        assert set(kept["length"].tolist()) <= {10, 11, 12}  # of "bad text 2" to "good text 11"
+
+
+def test_two_towers_say_how_they_are_built(tmp_path):
+    small = ["task.num_train=64", "task.num_validation=8", "task.num_test=8", "train.mesh={'data': 1}"]
+    trainer = config.load_experiment("retrieval:full", small).trainer(tmp_path / "run", tmp_path / "data")
+    assert trainer.model == {"name": "two_tower", "tower": "shared encoder", "head": "[a, b, a * b, a - b]"}
 
 
 def test_folder_to_csv_and_table_to_json_lines_agree_with_predict(run, tmp_path, capsys):

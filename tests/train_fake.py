@@ -143,6 +143,9 @@ class FakeData:
     def num_examples(self, split: str) -> int:
         return self.sizes[split]
 
+    def facts_by_example(self, split: str) -> dict[str, np.ndarray]:
+        return {"length": (self.arrays(split)[0] > 0).sum(axis=1)}
+
     def arrays(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         random = np.random.default_rng(sorted(SIZES).index(split))
         inputs = random.integers(1, VOCAB, (self.sizes[split], LENGTH), dtype=np.int32)

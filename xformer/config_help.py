@@ -45,6 +45,11 @@ def experiment_help(config: Mapping[str, Any]) -> str:
     return _table(rows)
 
 
+def task_help(section: Mapping[str, Any]) -> str:
+    """The same for the keys of a complete `task` section alone."""
+    return _table([_named("task", section, TASKS), *_rows("task", section, TASKS[section["name"]])])
+
+
 def comparison_help(config: Mapping[str, Any], takes: Mapping[str, Parameter], report: Callable) -> str:
     """The same for a comparison: its own keys, and those of its base, which its variants change.
 

@@ -114,6 +114,7 @@ class Experiment:
             seed=self.seed,
             name=self.name,
             attention=self.config.attention.name,
+            model={"name": self.config.model.name, **getattr(self.model, "facts", {})},
             config=as_json(self.config),
             callbacks=parts.make_callbacks(self.config.to_dict()["train"]),
             complete=complete,

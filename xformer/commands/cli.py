@@ -64,6 +64,16 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"{flag}: got {value!r}, takes a folder" + (f", but {there} is a file" if value else ""))
         return path
 
+    def picture(self, given: str | None) -> Path | None:
+        """The file that `--out` names, None where it isn't given; ConfigError where no picture can be written there."""
+        if given is None:
+            return None
+        out = Path(given)
+        self.folder("--out", str(out.parent))
+        if out.is_dir() or out.suffix != ".png":
+            raise ConfigError(f"--out: got {given!r}, takes a file that ends in .png")
+        return out
+
     def workdir(self, args: argparse.Namespace) -> Path:
         """The folder that `--workdir` names, which all but `--config.help` needs."""
         if args.workdir is None and not args.config_help:

@@ -54,7 +54,7 @@ def command(argv: Sequence[str]) -> None:
     args, overrides = parser.parse(argv)
     if args.depth < 1:
         raise ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
-    out = _picture_file(parser, args.out)
+    out = parser.picture(args.out)
     experiment = build(override(read(args.config), overrides))
     if args.keys or args.config_help:
         print(experiment_help(as_json(experiment.config)))
@@ -73,17 +73,6 @@ def command(argv: Sequence[str]) -> None:
     print(totals(experiment, sizes, batch))
     if out is not None:
         print(draw_pattern(experiment, sizes["max_len"], out))
-
-
-def _picture_file(parser: cli.Parser, given: str | None) -> Path | None:
-    """The file that --out names; ConfigError where no picture can be written there."""
-    if given is None:
-        return None
-    out = Path(given)
-    parser.folder("--out", str(out.parent))
-    if out.is_dir() or out.suffix != ".png":
-        raise ConfigError(f"--out: got {given!r}, takes a file that ends in .png")
-    return out
 
 
 def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[tasks.Sizes, str]:

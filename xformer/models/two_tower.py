@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal, Unpack
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,12 @@ class TwoTower(Encoder):
 
     Raises:
       ValueError: as Encoder, or a number of classes below 1.
+
+    Attributes:
+      facts: what a run's result says of the model besides its name.
     """
+
+    facts: ClassVar[Mapping[str, str]] = MappingProxyType({"tower": "shared encoder", "head": "[a, b, a * b, a - b]"})
 
     def __init__(
         self,

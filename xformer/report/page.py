@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from xformer import extras
-from xformer.report import claims, costs, distances, formatting, patterns, quality, results, style, summary, tables
+from xformer.report import (
+    accuracy_by,
+    claims,
+    costs,
+    formatting,
+    made,
+    patterns,
+    quality,
+    results,
+    style,
+    summary,
+    tables,
+)
 from xformer.report.costs import CostRow
 from xformer.report.patterns import Pattern
 from xformer.report.results import Comparison
@@ -136,7 +148,7 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
         "runs": tables.runs(comparison),
         "differences": tables.differences(comparison),
         "differences_note": claims.differences_note(comparison),
-        "made": _made(comparison),
+        "made": made.facts(comparison),
     }
 
 
@@ -145,7 +157,6 @@ def _plots(
 ) -> list[_Plot | None]:
     variants, reference, cost_rows = comparison.variants, comparison.reference, measured.cost_rows
     folder = f"{task}/" if task else ""
-    kept = distances.read(comparison)
 
     def plot(name: str, title: str, caption: str, draw: Draw, **more: tables.Table) -> _Plot | None:
         file = f"{folder}{name}"
@@ -185,9 +196,17 @@ def _plots(
             "table": tables.crossovers(cost_rows, variants, reference),
             "details": tables.lengths(cost_rows, variants),
         }
+
+    def plot_by(quantity: accuracy_by.Quantity) -> _Plot | None:
+        kept = accuracy_by.read(comparison, quantity)
+        marks = accuracy_by.marks(comparison, quantity, measured.reaches)
+        caption = accuracy_by.caption(comparison, quantity, kept, marks, over)
+        draw = lambda theme: accuracy_by.picture(comparison, quantity, kept, marks, theme)
+        return plot(quantity.file, quantity.title, caption + (guess if comparison.metric == "accuracy" else ""), draw)
+
     return [
-        plot("distances.png", "Accuracy by distance", distances.caption(comparison, kept, over) + guess,
-             lambda theme: distances.picture(comparison, kept, measured.reaches, theme)),
+        plot_by(accuracy_by.DISTANCE),
+        plot_by(accuracy_by.LENGTH),
         plot("quality.png", "Quality against training FLOPs",
              f"Validation {comparison.metric} as training goes on; {over}.",
              lambda theme: quality.curves(comparison, theme)),
@@ -202,20 +221,6 @@ def _plots(
              "First head of the first layer, each cell the stronger the more of its pairs are considered.",
              lambda theme: patterns.picture(measured.variant_patterns, theme)),
     ]  # fmt: skip
-
-
-def _made(comparison: Comparison) -> list[tuple[str, str]]:
-    any_run = next((run for run in comparison.all_runs() if run.result is not None), None)
-    result: Mapping[str, Any] = any_run.result or {} if any_run else {}
-    found = [
-        ("Device", "; ".join(summary.devices(comparison))),
-        ("Versions", "; ".join(summary.versions(comparison))),
-        ("Seeds", ", ".join(str(seed) for seed in comparison.seeds)),
-        ("Batch size", str(result.get("batch_size", ""))),
-        ("Test", "once, with the checkpoint that was best on the validation split"),
-        ("Step time", "median over steps, compilation left out; peak memory: the largest of all seeds"),
-    ]
-    return [(label, text) for label, text in found if text]
 
 
 def _results(task: str, comparison: Comparison) -> str:

@@ -230,14 +230,15 @@ def versions(comparison: Comparison) -> list[str]:
 
 def _distinct(comparison: Comparison, key: str) -> list[str]:
     values = (run.result.get(key) for run in comparison.all_runs() if run.result is not None)
-    return list(dict.fromkeys(_spelt(value) for value in values if value is not None))
+    return list(dict.fromkeys(spelt(value) for value in values if value is not None))
 
 
-def _spelt(value: Any) -> str:
+def spelt(value: Any) -> str:
+    """A value of JSON in words: `key value, key value` for an object."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_spelt(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {spelt(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return ", ".join(_spelt(item) for item in value)
+        return ", ".join(spelt(item) for item in value)
     return str(value)
 
 

@@ -21,10 +21,11 @@ from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
 from xformer.tasks.linux_docs import LinuxDocs
 from xformer.tasks.listops import ListOps
-from xformer.tasks.location import DataMissing, default_data_dir
+from xformer.tasks.location import DataMissing, data_root, default_data_dir
 from xformer.tasks.metric import Judged, Metric
 from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.needle import Needle, Order
+from xformer.tasks.origin import Origin
 from xformer.tasks.pathfinder import Pathfinder
 from xformer.tasks.recall import Recall
 from xformer.tasks.regression import Regression
@@ -88,6 +89,7 @@ __all__ = [
     "MultiLabel",
     "Needle",
     "Order",
+    "Origin",
     "Pathfinder",
     "Preprocessing",
     "Recall",
@@ -100,6 +102,7 @@ __all__ = [
     "TaskData",
     "TokenClassification",
     "build",
+    "data_root",
     "default_data_dir",
     "load_preprocessing",
 ]

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
+from xformer.tasks import chunks
+from xformer.tasks.location import Progress
 from xformer.tasks.ragged import Ragged
 
 
@@ -17,6 +19,7 @@ class TokenConfig(tfds.core.BuilderConfig):
     """A data set under a name: its classes, the dtype of its ids, and the function that makes its splits.
 
     labels: the feature that holds an example's label, None for one class. second: each example has two documents.
+    progress: gets a line every few seconds.
     """
 
     class_names: list[str]
@@ -24,6 +27,7 @@ class TokenConfig(tfds.core.BuilderConfig):
     make: Callable[[], dict[str, Ragged]]
     labels: Any = None
     second: bool = False
+    progress: Progress = None
 
 
 class TokenBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
@@ -52,7 +56,9 @@ class TokenBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
         return {split: self._generate_examples(examples) for split, examples in self.builder_config.make().items()}
 
     def _generate_examples(self, examples: Ragged) -> Iterator[tuple[int, dict[str, Any]]]:
+        say = chunks.every_few_seconds(self.builder_config.progress, f"{self.name}: COUNT of {len(examples):,} written")
         for index in range(len(examples)):
+            say(index)
             example = {"tokens": examples[index], "label": _label(examples, index)}
             if examples.tokens2 is not None and examples.offsets2 is not None:
                 example["tokens2"] = examples.tokens2[examples.offsets2[index] : examples.offsets2[index + 1]]

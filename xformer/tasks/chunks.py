@@ -41,6 +41,19 @@ def stream(make: Make, seed: int, stream_index: int, *, num_workers: int | None 
         pool.shutdown(cancel_futures=True)
 
 
+def every_few_seconds(progress: Progress, what: str) -> Callable[[int], None]:
+    """What says `what`, in which COUNT stands for the number it is called with, if nothing was said for a while."""
+    said = time.monotonic()
+
+    def say(count: int) -> None:
+        nonlocal said
+        if progress and time.monotonic() - said > SAY_EVERY:
+            said = time.monotonic()
+            progress(what.replace("COUNT", f"{count:,}"))
+
+    return say
+
+
 def splits(
     open_stream: Callable[[int], Generator[Ragged]], sizes: Mapping[str, int], what: str, progress: Progress
 ) -> dict[str, Ragged]:
@@ -54,14 +67,8 @@ def splits(
       what: a line of progress in which COUNT stands for how many there are; `progress` gets it every few seconds.
     """
     seen: set[bytes] = set()
-    said = time.monotonic()
-
-    def made() -> None:
-        nonlocal said
-        if progress and time.monotonic() - said > SAY_EVERY:
-            said = time.monotonic()
-            progress(what.replace("COUNT", f"{len(seen):,} of {sum(sizes.values()):,}"))
-
+    say = every_few_seconds(progress, what.replace("COUNT", f"COUNT of {sum(sizes.values()):,}"))
+    made = lambda: say(len(seen))
     found = {}
     for index, split in enumerate(reversed(list(sizes))):
         found[split] = _distinct(open_stream(index), sizes[split], seen, made)

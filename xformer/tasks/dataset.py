@@ -154,8 +154,8 @@ class TaskData:
       info: JSON-able, that digest, num_examples, truncated (the share of inputs cut), median_length and lengths (the
         median, 90 %, 99 %, the longest) in tokens, and what the family says of the labels, such as label_shares and
         majority_accuracy (what always answering the split's commonest class scores), each by split; of texts also
-        near_duplicates (those of a split that are training texts too, but for case and white space), and where the
-        data is from.
+        near_duplicates (those of a split that are training texts too, but for case and white space); the tokenizer
+        (its kind, size and digest), where the data is from and, where it was prepared, data_version.
 
     Args:
       corpus: the prepared splits.
@@ -199,6 +199,11 @@ class TaskData:
             "digest": total,
             "num_examples": {split: len(examples) for split, examples in corpus.splits.items()},
             "num_classes": self.num_classes,
+            "tokenizer": {
+                "kind": self.vocabulary.to_json().get("kind", type(self.vocabulary).__name__),
+                "size": self.vocab_size,
+                "digest": self.preprocess.fingerprint["vocabulary"],
+            },
             "vocab_size": self.vocab_size,
             "max_len": max_len,
             "median_length": {split: float(np.median(e.lengths)) for split, e in corpus.splits.items()},
@@ -262,6 +267,10 @@ class TaskData:
         for start in range(0, len(examples), batch_size):
             chosen = np.arange(start, min(start + batch_size, len(examples)))
             yield pipeline.read_targets(examples, chosen, len(chosen), max_len=self.max_len, **self._numbers)
+
+    def facts_by_example(self, split: str) -> dict[str, np.ndarray]:
+        """What is known of each example of a split besides its batch: `length` in tokens, not cut, int64 [examples]."""
+        return {"length": self.examples(split).lengths}
 
     def save(self, directory: str | Path) -> None:
         """Stores the preprocessing with a run, for `load_preprocessing`."""

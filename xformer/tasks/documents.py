@@ -9,6 +9,7 @@ from typing import ClassVar, get_args
 from xformer.tasks import checks, labels
 from xformer.tasks.classification import Classification, ClassWeights
 from xformer.tasks.family import Family
+from xformer.tasks.origin import Origin
 from xformer.tasks.own_files import OwnFiles
 from xformer.tasks.text import Source
 
@@ -41,6 +42,10 @@ class Documents(OwnFiles):
             raise ValueError(f"{self.name}: class_weights must be 'none' for kind={self.kind!r}, got 'balanced'")
         if not (isinstance(self.separator, str) and self.separator):
             raise ValueError(f"{self.name}: separator must be a non-empty string, got {self.separator!r}")
+
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        return (Origin("your own documents", "yours", "as many as you have", given={"path": "FILE"}),)
 
     @property
     def family(self) -> Family:

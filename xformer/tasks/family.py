@@ -58,6 +58,10 @@ class Family(abc.ABC):
         del outputs, batch
         return {}
 
+    def spell(self, label: Any, class_names: Sequence[str]) -> str:
+        """A stored label (`Ragged.label`) in words; here the name of a class."""
+        return str(class_names[int(label)])
+
     def example_weights(self, labels: np.ndarray, num_outputs: int) -> np.ndarray | None:
         """What an example's loss counts by its class, float32 [num_outputs], from the labels of the training split.
 

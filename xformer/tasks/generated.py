@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from xformer.tasks import checks, chunks, store, vocab
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
 from xformer.tasks.location import Progress
+from xformer.tasks.origin import MADE_HERE, Origin, required
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
 
@@ -99,12 +100,30 @@ class Generated(Task):
             splits = self.generate(progress=progress)
             return store.Corpus(splits, self.vocabulary, self.class_names, {"source": self.source})
 
-        store.write(self._directory(data_dir), make)
+        store.write(self.folder(data_dir), make, progress)
         if progress:
             progress(f"{self.name}: {self.open(data_dir).summary}")
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
-        return TaskData(store.read(self._directory(data_dir)), self.length, self.family)
+        return TaskData(store.read(self.folder(data_dir)), self.length, self.family)
+
+    def folder(self, data_dir: str | Path | None = None) -> Path:
+        return store.directory(data_dir, self.name, self.key)
+
+    @classmethod
+    def presets(cls) -> tuple[Mapping[str, Any], ...]:
+        """Options of the data sets that `origins` lists, one with the defaults unless a task says otherwise."""
+        return ({},)
+
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        if given := required(cls):
+            return (Origin("generated", MADE_HERE, given=given),)
+        found = []
+        for options in cls.presets():
+            sizes = " + ".join(f"{size:,}" for size in cls(**options).split_sizes.values())
+            found.append(Origin("generated", MADE_HERE, f"{sizes} {cls.examples_are}", options))
+        return tuple(found)
 
     def generate(self, *, num_workers: int | None = None, progress: Progress = None) -> dict[str, Ragged]:
         """The three splits, whatever the number of threads. `progress` gets a line every few seconds."""
@@ -116,9 +135,6 @@ class Generated(Task):
     @property
     def _spelt(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.options.items())
-
-    def _directory(self, data_dir: str | Path | None) -> Path:
-        return store.directory(data_dir, self.name, self.key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from xformer import extras
 from xformer.tasks import checks, store, vocab
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
-from xformer.tasks.location import DataMissing, Progress, default_data_dir, prepared_tfds
+from xformer.tasks.location import DataMissing, Progress, data_root, prepared_tfds, tfds_command
+from xformer.tasks.origin import Origin
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
 from xformer.tasks.text import digest
@@ -69,18 +70,39 @@ class Image(Task):
             images, class_names = source.read()
             return store.Corpus(_splits(images), vocab.Pixels(LEVELS), class_names, {"source": source.name})
 
-        store.write(self._directory(data_dir, source), make)
+        store.write(self._directory(data_dir, source), make, progress)
         if progress:
             progress(f"image: {self.open(data_dir).summary}")
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return TaskData(store.read(self._directory(data_dir, self._source(data_dir))), self.length)
 
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        return (
+            Origin(
+                "TFDS cifar10 (Krizhevsky 2009), made grey",
+                size="60,000 images",
+                options={"source": "cifar10"},
+                fetch=tfds_command("cifar10"),
+            ),
+            Origin(
+                "Fashion-MNIST (Xiao et al. 2017), Debian's dataset-fashion-mnist",
+                "MIT (Expat), as the package says",
+                "70,000 images",
+                {"source": "fashion-mnist"},
+                fetch="apt install dataset-fashion-mnist",
+            ),
+        )
+
+    def folder(self, data_dir: str | Path | None = None) -> Path:
+        return self._directory(data_dir, self._source(data_dir))
+
     def _directory(self, data_dir: str | Path | None, source: _Source) -> Path:
         return store.directory(data_dir, "image", f"{source.key}_{source.digest[:16]}")
 
     def _source(self, data_dir: str | Path | None) -> _Source:
-        root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+        root = data_root(data_dir)
         if self.source in ("auto", "cifar10") and (prepared := prepared_tfds(root, "cifar10")):
             info = (prepared / "dataset_info.json").read_bytes()
             return _Source("cifar10", f"TFDS cifar10 {prepared.name}", digest(info), lambda: _read_cifar(prepared))
@@ -90,8 +112,8 @@ class Image(Task):
             key = digest(*(file.read_bytes() for file in files))
             return _Source("fashion_mnist", "Fashion-MNIST (not CIFAR-10)", key, lambda: _read_fashion(folder))
         ways = {
-            "cifar10": f"prepare TFDS cifar10 in {root} (tfds build cifar10 --file_format=array_record "
-            f"--data_dir={root}, which needs TensorFlow and a network once)",
+            "cifar10": f"prepare TFDS cifar10 in {root} ({tfds_command('cifar10').format(data_dir=root)}, which needs "
+            "TensorFlow and a network once)",
             "fashion-mnist": f"put Fashion-MNIST's four .gz files into {folder} (on Debian: apt install "
             "dataset-fashion-mnist), or say where they are with path",
         }

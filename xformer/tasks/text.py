@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
-from xformer.tasks import bag_of_words, checks, store
+from xformer.tasks import bag_of_words, checks, chunks, store
 from xformer.tasks import vocab as vocabularies
 from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import TaskData
@@ -114,14 +114,17 @@ class TextTask(Task):
         def make() -> store.Corpus:
             if progress:
                 progress(f"{self.name}: reading {source.name}, tokenising into {self.vocab}")
-            return self._tokenise(source)
+            return self._tokenise(source, progress)
 
-        store.write(self._directory(data_dir, source), make)
+        store.write(self._directory(data_dir, source), make, progress)
         if progress:
             progress(f"{self.name}: {self._open(data_dir, source).summary}")
 
     def open(self, data_dir: str | Path | None = None) -> TaskData:
         return self._open(data_dir, self._source(data_dir))
+
+    def folder(self, data_dir: str | Path | None = None) -> Path:
+        return self._directory(data_dir, self._source(data_dir))
 
     def baseline(self, data: TaskData) -> dict[str, Any]:
         """A guesser that reads no text, and among `others` a classifier by words; see `bag_of_words.scores`."""
@@ -139,17 +142,24 @@ class TextTask(Task):
         vocab = f"subword{self.vocab_size or DEFAULT_SUBWORDS}" if self.vocab == "subword" else self.vocab
         return store.directory(data_dir, self.name, f"{vocab}_{source.digest[:16]}")
 
-    def _tokenise(self, source: Source) -> store.Corpus:
+    def _tokenise(self, source: Source, progress: Progress) -> store.Corpus:
         texts = source.read()
+        total = sum(len(documents) for documents, _ in texts.splits.values())
+        say = chunks.every_few_seconds(progress, f"{self.name}: COUNT of {total:,} examples tokenised")
+        done = 0
         vocabulary: vocabularies.Vocabulary = vocabularies.Bytes()
         if self.vocab == "subword":
             known = [*texts.splits["train"][0], *(texts.second["train"] if texts.second else ())]
+            if progress:
+                progress(f"{self.name}: learning subwords from {len(known):,} training texts")
             vocabulary = vocabularies.Subword.train(known, self.vocab_size or DEFAULT_SUBWORDS)
         dtype = store.token_dtype(vocabulary)
         splits = {}
         for split, (documents, labels) in texts.splits.items():
             second = _encode(vocabulary, texts.second[split]) if texts.second else None
-            splits[split] = Ragged.from_lists(_encode(vocabulary, documents), labels, dtype, second=second)
+            first = _encode(vocabulary, documents, say, done)
+            splits[split] = Ragged.from_lists(first, labels, dtype, second=second)
+            done += len(documents)
         facts = {"source": source.name, **texts.facts, "near_duplicates": self._near_duplicates(texts)}
         return store.Corpus(splits, vocabulary, texts.class_names, facts, texts.center, texts.scale)
 
@@ -181,6 +191,13 @@ def digest(*parts: bytes | str) -> str:
     return total.hexdigest()
 
 
-def _encode(vocabulary: vocabularies.Vocabulary, documents: Sequence[str]) -> Iterator[list[int]]:
+def _encode(
+    vocabulary: vocabularies.Vocabulary,
+    documents: Sequence[str],
+    say: Callable[[int], None] = lambda count: None,
+    before: int = 0,
+) -> Iterator[list[int]]:
+    """The ids of each document; `say` gets the number of those that are done, with so many `before`."""
     for start in range(0, len(documents), _BATCH):
+        say(before + start)
         yield from vocabulary.encode_batch(documents[start : start + _BATCH])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -65,6 +65,10 @@ class TokenClassification(Family):
         seen = counts.sum(axis=0) > 0
         scores = family.f1_scores(counts)[seen]
         return super().finish(sums) | {"macro_f1": float(scores.mean()) if seen.any() else 0.0}
+
+    def spell(self, label: Any, class_names: Sequence[str]) -> str:
+        """The classes of the tokens that have one, in order."""
+        return " ".join(class_names[index] for index in label if index != NO_LABEL)
 
     def predict(self, outputs: Array) -> Array:
         return jax.nn.softmax(outputs, axis=-1)

@@ -56,6 +56,9 @@ class Data(Protocol):
         in their order, and fillers (weight 0) after the last.
         """
 
+    def facts_by_example(self, split: str) -> Mapping[str, np.ndarray]:
+        """What is known of each example of a split, in its order: arrays [examples, ...] by name, such as `length`."""
+
     def save(self, directory: Path) -> None:
         """Stores with the run what predictions on other inputs need, such as the vocabulary."""
 

@@ -49,6 +49,7 @@ class Trainer:
       workdir: folder of the run, made if missing.
       seed: decides initialisation, dropout and data order.
       name, attention: what the result calls the run and its attention.
+      model: what the result says of the model, such as its name.
       callbacks: freshly made, each with the name that messages give it.
       config: the resolved config, written to `config.json`; a workdir takes no other.
       complete: fills in what is newer than a run in its `config.json`; None leaves that as it is.
@@ -66,6 +67,7 @@ class Trainer:
     name: str
     attention: str
     config: Mapping[str, Any]
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     callbacks: Sequence[tuple[str, Callback]] = ()
     complete: folders.Complete | None = None
     like: Engine | None = None
@@ -171,7 +173,7 @@ class Trainer:
             watch = progress.watch("test", loop.check)
             result = self._result(engine, checkpoints, position, select[0], watch, kept)
             if main:
-                example_values.write(workdir, kept.arrays())
+                example_values.write(workdir, {**self.data.facts_by_example("test"), **kept.arrays()})
                 folders.write_json(workdir / "result.json", result)
             callbacks.end(dataclasses.replace(run, step=position.step), result)
             return result
@@ -247,6 +249,7 @@ class Trainer:
         return {
             "name": self.name,
             "attention": self.attention,
+            "model": dict(self.model),
             "seed": self.seed,
             "num_params": num_params(engine.abstract.params),
             "flops_per_step": position.flops_per_step,

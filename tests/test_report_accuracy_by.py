@@ -1,11 +1,12 @@
-"""Accuracy by distance: the numbers behind the picture, and when there is one."""
+"""Accuracy by distance and by length: the numbers behind the picture, and when there is one."""
 
 import numpy as np
 import pytest
 import report_fake
 
 from xformer import report
-from xformer.report import distances, results, style
+from xformer.report import accuracy_by, results, style
+from xformer.report.accuracy_by import DISTANCE, LENGTH
 
 VARIANTS = ("full", "window")
 
@@ -19,28 +20,29 @@ def comparison(tmp_path, monkeypatch):
 
 
 def test_bins_hold_the_accuracy_of_their_distances(comparison):
-    edges = distances.even_edges(distances.furthest(distances.read(comparison)), 8)
+    kept = accuracy_by.read(comparison, DISTANCE)
+    edges = accuracy_by.even_edges(accuracy_by.values(kept), 8)
     assert edges == [1, 5, 9, 13, 17, 21, 25, 29, 33]
-    found = distances.bins(distances.read(comparison)["window"], edges)
+    found = accuracy_by.bins(kept["window"], edges)
     assert [(part.low, part.high) for part in found][:3] == [(1, 4), (5, 8), (9, 12)]
     assert [part.accuracy.mean for part in found] == [1.0, 1.0, 0, 0, 0, 0, 0, 0]
     assert all(part.accuracy.half_width == 0 and part.accuracy.count == 3 for part in found)
-    assert {part.accuracy.mean for part in distances.bins(distances.read(comparison)["full"], edges)} == {1.0}
+    assert {part.accuracy.mean for part in accuracy_by.bins(kept["full"], edges)} == {1.0}
 
 
 def test_an_interval_is_over_seeds(comparison, tmp_path):
     folder = tmp_path / "runs" / "full-0"
     with np.load(folder / "test_examples.npz") as kept:
         arrays = dict(kept)
-    np.savez(folder / "test_examples.npz", **arrays | {"accuracy": 0 * arrays["accuracy"]})
-    (whole,) = distances.bins(distances.read(comparison)["full"], [1, 33])
+    np.savez(folder / "test_examples.npz", **arrays | {"accuracy": arrays["accuracy"] * [[0], [1]]})
+    (whole,) = accuracy_by.bins(accuracy_by.read(comparison, DISTANCE)["full"], [1, 33])
     assert whole.accuracy.mean == pytest.approx(2 / 3) and whole.accuracy.half_width > 0.5
 
 
 def test_even_edges_are_whole_and_end_behind_the_furthest():
-    assert distances.even_edges(5, 12) == [1, 2, 3, 4, 5, 6]
-    assert distances.even_edges(255)[0] == 1 and distances.even_edges(255)[-1] == 256
-    assert len(distances.even_edges(255)) == distances.BINS + 1
+    assert accuracy_by.even_edges(np.array([2, 5])) == [1, 2, 3, 4, 5, 6]
+    edges = accuracy_by.even_edges(np.array([1, 255]))
+    assert (edges[0], edges[-1], len(edges)) == (1, 256, 13)
 
 
 def test_the_page_draws_it_with_the_reach_of_each_window(comparison, tmp_path):
@@ -53,7 +55,9 @@ def test_the_page_draws_it_with_the_reach_of_each_window(comparison, tmp_path):
 def test_the_picture_holds_lines_reach_and_baseline(comparison, monkeypatch):
     kept = []
     monkeypatch.setattr(style, "png", lambda fig: kept.append(fig) or b"png")
-    assert distances.picture(comparison, distances.read(comparison), {"window": 8, "full": 32}, style.LIGHT) == b"png"
+    marks = accuracy_by.marks(comparison, DISTANCE, {"window": 8, "full": 32})
+    kept_examples = accuracy_by.read(comparison, DISTANCE)
+    assert accuracy_by.picture(comparison, DISTANCE, kept_examples, marks, style.LIGHT) == b"png"
     (ax,) = kept[0].axes
     texts = {text.get_text() for text in ax.texts}
     assert {"full", "window", "window reaches 8", "commonest class"} <= texts and "full reaches 32" not in texts
@@ -69,8 +73,51 @@ def test_without_distances_there_is_no_picture(comparison, tmp_path, change):
             (folder / "test_examples.npz").write_bytes(b"PK cut")
         else:
             (folder / "test_examples.npz").unlink()
-    assert distances.read(results.load(tmp_path)) == {}
+    assert accuracy_by.read(results.load(tmp_path), DISTANCE) == {}
     assert "Accuracy by distance" not in report.write(tmp_path).html.read_text()
+
+
+@pytest.fixture
+def lengths(comparison, tmp_path):
+    """The comparison with the length of each test example: texts above 100 tokens are answered wrong, and cut at 64."""
+    length = np.repeat([10, 50, 90, 110, 200, 400], [40, 30, 30, 20, 20, 20])
+    for variant in VARIANTS:
+        for seed in range(3):
+            right = length <= 100
+            weights = np.where(np.arange(len(length)) == 0, 3.0, 1.0)
+            path = tmp_path / "runs" / f"{variant}-{seed}" / "test_examples.npz"
+            np.savez(path, accuracy=np.stack([right, weights]).astype(np.float32), length=length)
+            report_fake.edit(tmp_path, variant, seed, info={"max_len": 64, "source": "made", "tokenizer":
+                             {"kind": "bytes", "size": 257}, "truncated": {"test": 0.25}})  # fmt: skip
+    return results.load(tmp_path)
+
+
+def test_accuracy_by_length_in_bins_of_as_many_texts(lengths):
+    kept = accuracy_by.read(lengths, LENGTH)
+    edges = accuracy_by.quantile_edges(accuracy_by.values(kept), 4)
+    assert edges == [10, 90, 110, 401]  # two of the quarters begin with the 40 texts of ten tokens
+    assert [part.accuracy.mean for part in accuracy_by.bins(kept["full"], edges)] == [1.0, 1.0, 0.0]
+
+
+def test_the_page_draws_accuracy_by_length_and_where_texts_are_cut(lengths, tmp_path, monkeypatch):
+    page = report.write(tmp_path).html.read_text()
+    assert "<h2>Accuracy by length</h2>" in page and "Accuracy by distance" not in page
+    assert "longer texts are cut there" in page and "<dt>Tokenizer</dt><dd>bytes, 257 ids</dd>" in page
+    assert "<dt>Truncated</dt><dd>test 25.0 %</dd>" in page and (tmp_path / "lengths.png").exists()
+    kept = []
+    monkeypatch.setattr(style, "png", lambda fig: kept.append(fig) or b"png")
+    marks = accuracy_by.marks(lengths, LENGTH, {"window": 8})
+    assert marks == [(64, "cut at 64", None)]
+    accuracy_by.picture(lengths, LENGTH, accuracy_by.read(lengths, LENGTH), marks, style.LIGHT)
+    assert "cut at 64" in {text.get_text() for text in kept[0].axes[0].texts}
+
+
+def test_texts_of_one_length_are_not_drawn(lengths, tmp_path):
+    for path in (tmp_path / "runs").rglob("*.npz"):
+        with np.load(path) as kept:
+            arrays = dict(kept)
+        np.savez(path, **arrays | {"length": np.full_like(arrays["length"], 255)})
+    assert accuracy_by.read(results.load(tmp_path), LENGTH) == {}
 
 
 def test_one_table_of_several_tasks(comparison, tmp_path, monkeypatch):
