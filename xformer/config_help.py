@@ -10,7 +10,7 @@ from xformer import lookup, schema
 from xformer.attention import ATTENTIONS, POSITIONS
 from xformer.models import MODELS
 from xformer.schema import REQUIRED, Parameter
-from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, ops, takes_of
+from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, ops, takes_of, task_sections
 from xformer.tasks import TASKS
 
 BY_LENGTH = "chosen for the length of the inputs"
@@ -22,7 +22,7 @@ def experiment_help(config: Mapping[str, Any]) -> str:
 
     Its columns: the dotted key, its value here, its default, and what it takes.
     """
-    model, task = config["model"], config["task"]
+    model = config["model"]
     rows = [_row("name", config, Parameter(str)), _row("seed", config, Parameter(int, 0))]
     for path, op in ops(config["attention"]).items():  # one, or those of a stack
         position = op["position"]
@@ -37,9 +37,11 @@ def experiment_help(config: Mapping[str, Any]) -> str:
     rows += [
         _named("model", model, MODELS),
         *_rows("model", model, model_class, given),
-        _named("task", task, TASKS),
-        *_rows("task", task, TASKS[task["name"]]),
     ]
+    sections = task_sections(config["task"])
+    for path, task in sections.items():
+        inner = tuple(other.rpartition(".")[2] for other in sections if other.rpartition(".")[0] == path)
+        rows += [_named(path, task, TASKS), *_rows(path, task, TASKS[task["name"]], inner)]
     for section in CONSTRUCTORS:
         rows += [(f"{section}.{row[0]}", *row[1:]) for row in _own_rows(section, config[section])]
     return _table(rows)
