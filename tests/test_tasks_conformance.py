@@ -69,9 +69,7 @@ def test_inputs_and_metrics_trace_on_the_example_batch(opened):
     example = task.example_batch(BATCH)
     inputs = jax.eval_shape(task.inputs, example)
     more = MORE_INPUTS.get(name_of(task), set())
-    assert set(inputs) - more == (
-        {"inputs", "mask"} if task.num_texts == 1 else {"inputs", "mask", "inputs2", "mask2"}
-    )
+    assert set(inputs) - more == ({"inputs", "mask"} if task.num_texts == 1 else {"inputs", "mask", "inputs2", "mask2"})
     for name, array in inputs.items():
         if name in more:
             assert array.shape == example[name].shape and array.dtype == jnp.int32

@@ -78,8 +78,8 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, A
     source = dict(run["task"])
     if run["model"].get("chunk_len") is not None:  # attention is made for so many tokens
         source["max_len"] = min(source["max_len"], run["model"]["chunk_len"])
-    steps = {"num_steps": given.num_steps, "num_epochs": None, "select_metric": None, "select_mode": None}
-    steps |= {"metrics": (), "init_from": None, "init_strict": False}
+    steps = {"num_steps": given.num_steps, "num_epochs": None, "init_from": None, "init_strict": False}
+    others: dict[str, Any] = {"select_metric": None, "select_mode": None, "metrics": (), "callbacks": ()}
     every = {} if given.eval_every is None else dict.fromkeys(("eval_every", "checkpoint_every"), given.eval_every)
     own = lambda *keys: {key: value for key in keys if (value := getattr(given, key)) is not None}
     return {
@@ -88,5 +88,5 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, A
         "model": model | own("dropout_rate"),
         "task": {"name": TASK, "source": source, "mask_share": given.mask_share},
         "optimizer": run["optimizer"] | own("learning_rate", "warmup_steps", "weight_decay"),
-        "train": run["train"] | steps | every | own("batch_size"),
+        "train": run["train"] | steps | others | every | own("batch_size"),
     }

@@ -68,9 +68,9 @@ def _check_task(path: str, section: Any) -> dict[str, Any]:
     """A task's section; an option that is a task itself, such as the `source` of `masked_lm`, is a section like it."""
     given = schema.as_mapping(path, section)
     name = given.get("name")
-    found = tasks.TASKS.get(name.value if isinstance(name, Text) else name)
+    chosen = None if name is None else tasks.TASKS[schema.check_choice(f"{path}.name", name, tasks.TASKS)]
     inner = {}
-    for key in _task_options(found):
+    for key in _task_options(chosen):
         if key not in given:
             raise ConfigError(f"{path}.{key}: missing; takes the section of a task")
         inner[key] = _check_task(f"{path}.{key}", given.pop(key))

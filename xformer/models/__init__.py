@@ -25,4 +25,12 @@ MODELS: Table[type[nnx.Module]] = Table(
 )
 """The models by the name that a config gives them."""
 
-__all__ = ["MODELS", "Encoder", "EncoderClassifier", "EncoderOptions", "MaskedLanguageModel", "TokenClassifier", "TwoTower"]
+__all__ = [
+    "MODELS",
+    "Encoder",
+    "EncoderClassifier",
+    "EncoderOptions",
+    "MaskedLanguageModel",
+    "TokenClassifier",
+    "TwoTower",
+]

@@ -34,10 +34,10 @@ _BATCH = 256
 class MaskedLM(Task):
     """Hidden tokens of texts, as in BERT (Devlin et al. 2019, section 3.1 and appendix A.1).
 
-    Of each text of n tokens (after the cut at `max_len`) `mask_share` x n are hidden, rounded, but at least one. 80 % of
-    them are replaced by the id of the mask, `vocab_size - 1`, 10 % by a random token, and 10 % stand as they are;
-    padding is never hidden. In training they are drawn anew in every epoch, by the seed of the run, the epoch and the
-    example alone; in the other splits they are the same for ever.
+    Of a text of n tokens, cut at `max_len`, `mask_share` x n are hidden, rounded, but at least one. 80 % of them are
+    replaced by the id of the mask, `vocab_size - 1`, 10 % by a random token, and 10 % stand as they are; padding is
+    never hidden. In training they are drawn anew in every epoch, by the seed of the run, the epoch and the example
+    alone; in the other splits they are the same for ever.
 
     The model reads `inputs`, `mask` and `places`, int32 [batch, places]: where its logits are wanted. The number of
     places is that of a text of `max_len` tokens; what a shorter one has less are zeros without a target.
@@ -127,7 +127,7 @@ class MaskedData(TaskData):
     """
 
     def __init__(self, task: MaskedLM, data: TaskData) -> None:
-        facts = {key: data.info[key] for key in ("source", "near_duplicates") if key in data.info}
+        facts: dict[str, Any] = {key: data.info[key] for key in ("source", "near_duplicates") if key in data.info}
         splits = {split: _texts(data.examples(split)) for split in data.splits}
         super().__init__(Corpus(splits, data.vocabulary, [], facts), data.max_len, task.family, data.preprocess.cut)
         self.sizes = task.sizes(self.preprocess)
@@ -170,7 +170,7 @@ class MaskedData(TaskData):
         places = np.zeros((len(inputs), self._task.num_places), np.int32)
         targets = np.full_like(places, NO_LABEL)
         for row, key in enumerate(keys.tolist()):
-            length = np.count_nonzero(inputs[row])
+            length = int(np.count_nonzero(inputs[row]))
             count = self._task.num_hidden(length)
             # Only `random.random` is used: NumPy promises its values for ever, and those of other methods not.
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence([kind, *key])))
