@@ -164,7 +164,7 @@ def commonest_token(train: Batch, test: Batch) -> np.ndarray:
 
 
 # What a model reads besides `inputs` and `mask`.
-MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}}
+MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}}
 
 # Tasks whose baseline knows more than the shares of the classes: what a naive one answers.
 GUESSERS: Mapping[str, Callable[[Batch, Batch], np.ndarray]] = {

@@ -47,16 +47,22 @@ def experiment_help(config: Mapping[str, Any]) -> str:
     return _table(rows)
 
 
-def comparison_help(config: Mapping[str, Any], takes: Mapping[str, Parameter], report: Callable) -> str:
+def comparison_help(
+    config: Mapping[str, Any], takes: Mapping[str, Parameter], report: Callable, pretrain: Callable
+) -> str:
     """The same for a comparison: its own keys, and those of its base, which its variants change.
 
     Args:
       takes: the keys of a comparison.
-      report: the constructor that reads the `report` section.
+      report, pretrain: the constructors that read the sections of these names.
     """
     rows = [_row(key, config, takes[key]) for key in ("name", "seeds")]
     rows += [("variants", ", ".join(config["variants"]), "required", "a section for each, of what it changes in base")]
     rows += _rows("report", config["report"], report)
+    if "pretrain" in config:
+        rows += _rows("pretrain", config["pretrain"], pretrain)
+    else:
+        rows.append(("pretrain", "None", "None", f"a section of {', '.join(schema.parameters(pretrain))}"))
     return f"{_table(rows)}\n\nbase (the command line takes its sections without `base.` too):\n\n" + experiment_help(
         config["base"]
     )

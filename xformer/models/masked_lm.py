@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xformer.models.encoder import Encoder, EncoderOptions
+from xformer.nn import at_places
 from xformer.nn.check import check_sizes
 from xformer.nn.norm import LayerNorm
 
@@ -81,7 +82,6 @@ class MaskedLanguageModel(Encoder):
         """
         x_BxTxW = self.encode(inputs, mask, deterministic=deterministic, rngs=rngs)
         x_BxTxW = x_BxTxW if self.cls is None else x_BxTxW[:, 1:]
-        x_BxPxW = x_BxTxW if places is None else jnp.take_along_axis(x_BxTxW, places[..., None], axis=1)
-        x_BxPxW = self.transform_norm(nnx.gelu(self.transform(x_BxPxW)))
+        x_BxPxW = self.transform_norm(nnx.gelu(self.transform(at_places(x_BxTxW, places))))
         table_VxW = self.embed.table[...].astype(jnp.float32)
         return jnp.einsum("bpw,vw->bpv", x_BxPxW, table_VxW) + self.bias[...].astype(jnp.float32)
