@@ -20,7 +20,7 @@ import numpy as np
 
 from xformer.tasks import baseline, checks, family
 from xformer.tasks.dataset import TaskData
-from xformer.tasks.family import Family
+from xformer.tasks.family import Family, Metric
 from xformer.tasks.generated import Symbolic
 from xformer.tasks.token_classification import NO_LABEL, TokenClassification
 
@@ -126,7 +126,7 @@ class Recall(Symbolic):
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return super().inputs(batch) | {"places": self._places(batch["targets"])}
 
-    def metrics(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, family.Metric]:
+    def metrics(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Metric]:
         """The metrics of outputs at the labelled places, float [batch, num_pairs, values], or at all places."""
         if outputs.shape[1] == self.length:
             return super().metrics(outputs, batch)
