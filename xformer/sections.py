@@ -53,7 +53,7 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     if not 0 <= checked["seed"] < 2**32:
         raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
     checked["attention"] = _check_attention(checked["attention"])
-    checked["task"] = _check_task("task", checked["task"])
+    checked["task"] = check_task("task", checked["task"])
     model = {"name": "classifier", **schema.as_mapping("model", checked["model"])}
     checked["model"] = schema.check_named("model", model, MODELS, exclude=MODEL_ELSEWHERE, fill=False)
     for section in CONSTRUCTORS:
@@ -64,7 +64,7 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     return checked
 
 
-def _check_task(path: str, section: Any) -> dict[str, Any]:
+def check_task(path: str, section: Any) -> dict[str, Any]:
     """A task's section; an option that is a task itself, such as the `source` of `masked_lm`, is a section like it."""
     given = schema.as_mapping(path, section)
     name = given.get("name")
@@ -73,7 +73,7 @@ def _check_task(path: str, section: Any) -> dict[str, Any]:
     for key in _task_options(chosen):
         if key not in given:
             raise ConfigError(f"{path}.{key}: missing; takes the section of a task")
-        inner[key] = _check_task(f"{path}.{key}", given.pop(key))
+        inner[key] = check_task(f"{path}.{key}", given.pop(key))
     checked = schema.check_named(path, given, tasks.TASKS, exclude=tuple(inner))
     return checked | inner
 

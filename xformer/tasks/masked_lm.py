@@ -127,7 +127,9 @@ class MaskedData(TaskData):
     """
 
     def __init__(self, task: MaskedLM, data: TaskData) -> None:
-        facts: dict[str, Any] = {key: data.info[key] for key in ("source", "near_duplicates") if key in data.info}
+        facts: dict[str, Any] = {
+            key: data.info[key] for key in ("source", "data_version", "near_duplicates") if key in data.info
+        }
         splits = {split: _texts(data.examples(split)) for split in data.splits}
         super().__init__(Corpus(splits, data.vocabulary, [], facts), data.max_len, task.family, data.preprocess.cut)
         self.sizes = task.sizes(self.preprocess)
