@@ -94,7 +94,7 @@ def cost(folder: Path) -> dict[str, Any]:
         position = Position.from_json(Checkpoints(folder.parent).position(int(folder.name)))
         result = {"train_flops": position.train_flops, "train_seconds": position.seconds}
     before = (folders.read_object(workdir / FILE) or {}).get("source", {})
-    total = {key: result[key] + before.get(key, 0) for key in ("train_flops", "train_seconds")}
+    total = {key: result.get(key, 0) + before.get(key, 0) for key in ("train_flops", "train_seconds")}
     return {key: result[key] for key in ("name", "select_metric", "test") if key in result} | total
 
 
