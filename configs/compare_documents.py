@@ -3,7 +3,8 @@
   python -m experiments.compare --config=configs/compare_documents.py --workdir=runs/compare_documents
     --config.base.task.path=mine.jsonl
 
-Without a path it reads examples/documents.jsonl. Sizes and lengths: configs/documents.py.
+Without a path it reads examples/documents.jsonl. Sizes and lengths: configs/documents.py. Each run may start from a
+masked language model of its own, trained on the same documents first: --config.pretrain.num_steps=1400.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from xformer.tasks import (
     Imdb,
     LinuxDocs,
     ListOps,
+    MaskedLM,
     Needle,
     Order,
     Pathfinder,
@@ -123,6 +124,8 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "order": lambda *_: Order(max_len=32, **SMALL),
     "recall": lambda *_: Recall(preset="recall_64_small", **SMALL),
     "image": lambda folder, _: Image(source="fashion-mnist", path=write_images(folder)),
+    "masked_lm": lambda folder, patch: MaskedLM(own(label_field="class")(folder, patch)),
+    "masked_lm-pairs": lambda folder, patch: MaskedLM(pairs(folder, patch), mask_share=0.3),
     "pathfinder": lambda *_: Pathfinder("pathfinder_16", **SMALL),
 }
 
@@ -153,9 +156,20 @@ def first_value(train: Batch, test: Batch) -> np.ndarray:
     return np.broadcast_to(test["inputs"][:, 1:2] - 33, test["targets"].shape)
 
 
+def commonest_token(train: Batch, test: Batch) -> np.ndarray:
+    """The commonest token of the whole texts, hidden ones put back."""
+    whole, (rows, columns) = train["inputs"].copy(), np.nonzero(train["targets"] >= 0)
+    whole[rows, train["places"][rows, columns]] = train["targets"][rows, columns]
+    return np.full_like(test["targets"], np.bincount(whole[whole > 0]).argmax())
+
+
+# What a model reads besides `inputs` and `mask`.
+MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}}
+
 # Tasks whose baseline knows more than the shares of the classes: what a naive one answers.
 GUESSERS: Mapping[str, Callable[[Batch, Batch], np.ndarray]] = {
     "listops": commonest_by_operator,
     "order": first_candidate,
     "recall": first_value,
+    "masked_lm": commonest_token,
 }

@@ -40,8 +40,10 @@ MAY_IMPORT = {
         "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections", "xformer.tasks",
     },
     "xformer.config": {
-        "xformer.experiment", "xformer.presets", "xformer.schema", "xformer.sections", "xformer.shipped",
+        "xformer.experiment", "xformer.presets", "xformer.pretraining", "xformer.schema", "xformer.sections",
+        "xformer.shipped",
     },
+    "xformer.pretraining": {"xformer.models", "xformer.schema"},
     "xformer.fitting": {"xformer.config", "xformer.experiment", "xformer.schema", "xformer.train"},
     "xformer.loading": {"xformer.experiment", "xformer.tasks", "xformer.train", "xformer.schema"},
     "xformer": {"xformer.fitting", "xformer.loading"},

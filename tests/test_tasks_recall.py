@@ -1,5 +1,6 @@
 """Recall: the published distribution, drawn again here from its definition, and its four settings."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -93,3 +94,16 @@ def test_the_baseline_is_right_once_in_as_many_labels_as_pairs(tmp_path):
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Recall(**options)
+
+
+def test_logits_are_asked_for_at_the_labels_and_judged_there(tmp_path):
+    task = Recall(preset="recall_64_small", **SIZES)
+    task.prepare(tmp_path)
+    batch = next(task.open(tmp_path).batches("test", 24, seed=0, shuffle=False, epochs=2))
+    places = np.asarray(task.inputs(batch)["places"])
+    np.testing.assert_array_equal(places, np.nonzero(batch["targets"] >= 0)[1].reshape(24, 4))
+    everywhere = jnp.asarray(np.random.default_rng(0).normal(size=(24, 64, 32)), jnp.float32)
+    there = jnp.take_along_axis(everywhere, places[..., None], axis=1)
+    found, expected = task.metrics(there, batch), task.metrics(everywhere, batch)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)

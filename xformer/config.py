@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from xformer import experiment, presets, schema, sections, shipped
+from xformer import experiment, presets, pretraining, schema, sections, shipped
 from xformer.experiment import Experiment
 from xformer.schema import ConfigError, Text
 
@@ -189,11 +189,13 @@ COMPARISON = {
     "tasks": schema.Parameter(dict[str, Any], {}),
     "seeds": schema.Parameter(tuple[int, ...], (0,)),
     "report": schema.Parameter(Any, {}),
+    "pretrain": schema.Parameter(Any, None),
 }
 
 
 def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """The checked comparison config of a file: `name`, `base`, `variants`, `tasks`, `seeds` and `report`, complete.
+    """The checked comparison config of a file, complete: `name`, `base`, `variants`, `tasks`, `seeds`, `report`, and
+    `pretrain` where it has one.
 
     Overrides of an experiment's sections are overrides of `base`: `train.num_steps=10` is `base.train.num_steps=10`.
     """
@@ -234,7 +236,8 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
     """Checks a comparison and each run of it. A variant changes keys of `base`; a section with a `name` is replaced.
 
     So does a task where there are `tasks`, for all variants, before them; under `variants` it says what a variant
-    changes on this task alone.
+    changes on this task alone. With `pretrain` every run starts from a pretraining of its own; see
+    `xformer.pretraining.Pretrain`.
     """
     given = _plain(config)
     checked = schema.check_keys("", given, COMPARISON, "a comparison")
@@ -278,7 +281,16 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
         checked["tasks"][task] = differs | {"variants": found}
     if not checked["tasks"]:
         del checked["tasks"]  # so that comparisons without are what they always were
-    return experiment.as_config(_plain(checked))
+    if checked["pretrain"] in (None, Text("None")):
+        del checked["pretrain"]
+    else:
+        checked["pretrain"] = pretraining.complete(checked["pretrain"])
+    config = experiment.as_config(_plain(checked))
+    for part in comparison_parts(config).values():
+        for _, seed, run in comparison_runs(part):
+            if seed == seeds[0]:
+                pretraining_run(part, run)
+    return config
 
 
 def _check_changes(path: str, changes: Any, takes: Sequence[str], what: str) -> dict[str, Any]:
@@ -319,11 +331,29 @@ def comparison_parts(config: ConfigDict) -> dict[str, ConfigDict]:
     return parts
 
 
+def pretraining_run(config: ConfigDict, run: ConfigDict) -> ConfigDict | None:
+    """The complete config of what a run of a checked comparison starts from; None where there is no `pretrain`.
+
+    Raises:
+      ConfigError: that can't be run, or the run starts elsewhere.
+    """
+    if "pretrain" not in config:
+        return None
+    if run.train.init_from != pretraining.FOLDER:
+        raise ConfigError(f"pretrain: got a section, takes None where train.init_from is {run.train.init_from!r}")
+    try:
+        return check(pretraining.config_of(_plain(run), _plain(config.pretrain)))
+    except ConfigError as error:
+        raise ConfigError(f"pretrain: {str(error).removeprefix('pretrain: ')}") from None
+
+
 def comparison_runs(config: ConfigDict) -> list[tuple[str, int, ConfigDict]]:
     """(variant, seed, complete experiment config) of every run of a checked comparison, variants in order."""
     runs = []
     for variant, changes in config.variants.items():
         run = _run_config(config.name, _plain(config.base), variant, _plain(changes))
+        if "pretrain" in config and run["train"]["init_from"] is None:
+            run["train"] = {**run["train"], "init_from": pretraining.FOLDER}
         runs += [(variant, seed, experiment.as_config(run | {"seed": seed})) for seed in config.seeds]
     return runs
 

@@ -10,7 +10,7 @@ from xformer import lookup, schema
 from xformer.attention import ATTENTIONS, POSITIONS
 from xformer.models import MODELS
 from xformer.schema import REQUIRED, Parameter
-from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, ops, takes_of
+from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, ops, takes_of, task_sections
 from xformer.tasks import TASKS
 
 BY_LENGTH = "chosen for the length of the inputs"
@@ -22,7 +22,7 @@ def experiment_help(config: Mapping[str, Any]) -> str:
 
     Its columns: the dotted key, its value here, its default, and what it takes.
     """
-    model, task = config["model"], config["task"]
+    model = config["model"]
     rows = [_row("name", config, Parameter(str)), _row("seed", config, Parameter(int, 0))]
     for path, op in ops(config["attention"]).items():  # one, or those of a stack
         position = op["position"]
@@ -37,9 +37,8 @@ def experiment_help(config: Mapping[str, Any]) -> str:
     rows += [
         _named("model", model, MODELS),
         *_rows("model", model, model_class, given),
-        _named("task", task, TASKS),
-        *_rows("task", task, TASKS[task["name"]]),
     ]
+    rows += _task_rows(config["task"])
     for section in CONSTRUCTORS:
         rows += [(f"{section}.{row[0]}", *row[1:]) for row in _own_rows(section, config[section])]
     return _table(rows)
@@ -47,19 +46,35 @@ def experiment_help(config: Mapping[str, Any]) -> str:
 
 def task_help(section: Mapping[str, Any]) -> str:
     """The same for the keys of a complete `task` section alone."""
-    return _table([_named("task", section, TASKS), *_rows("task", section, TASKS[section["name"]])])
+    return _table(_task_rows(section))
 
 
-def comparison_help(config: Mapping[str, Any], takes: Mapping[str, Parameter], report: Callable) -> str:
+def _task_rows(section: Mapping[str, Any]) -> list[Row]:
+    """The keys of a task, and of a task that is an option of it."""
+    sections = task_sections(section)
+    rows: list[Row] = []
+    for path, task in sections.items():
+        inner = tuple(other.rpartition(".")[2] for other in sections if other.rpartition(".")[0] == path)
+        rows += [_named(path, task, TASKS), *_rows(path, task, TASKS[task["name"]], inner)]
+    return rows
+
+
+def comparison_help(
+    config: Mapping[str, Any], takes: Mapping[str, Parameter], report: Callable, pretrain: Callable
+) -> str:
     """The same for a comparison: its own keys, and those of its base, which its variants change.
 
     Args:
       takes: the keys of a comparison.
-      report: the constructor that reads the `report` section.
+      report, pretrain: the constructors that read the sections of these names.
     """
     rows = [_row(key, config, takes[key]) for key in ("name", "seeds")]
     rows += [("variants", ", ".join(config["variants"]), "required", "a section for each, of what it changes in base")]
     rows += _rows("report", config["report"], report)
+    if "pretrain" in config:
+        rows += _rows("pretrain", config["pretrain"], pretrain)
+    else:
+        rows.append(("pretrain", "None", "None", f"a section of {', '.join(schema.parameters(pretrain))}"))
     return f"{_table(rows)}\n\nbase (the command line takes its sections without `base.` too):\n\n" + experiment_help(
         config["base"]
     )

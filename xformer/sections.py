@@ -53,7 +53,7 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     if not 0 <= checked["seed"] < 2**32:
         raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
     checked["attention"] = _check_attention(checked["attention"])
-    checked["task"] = schema.check_named("task", checked["task"], tasks.TASKS)
+    checked["task"] = check_task("task", checked["task"])
     model = {"name": "classifier", **schema.as_mapping("model", checked["model"])}
     checked["model"] = schema.check_named("model", model, MODELS, exclude=MODEL_ELSEWHERE, fill=False)
     for section in CONSTRUCTORS:
@@ -62,6 +62,34 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
         checked[section] = schema.check_keys(section, keys, takes, f"the {section} section")
     checked["train"] = parts.check(checked["train"])
     return checked
+
+
+def check_task(path: str, section: Any) -> dict[str, Any]:
+    """A task's section; an option that is a task itself, such as the `source` of `masked_lm`, is a section like it."""
+    given = schema.as_mapping(path, section)
+    name = given.get("name")
+    chosen = None if name is None else tasks.TASKS[schema.check_choice(f"{path}.name", name, tasks.TASKS)]
+    inner = {}
+    for key in _task_options(chosen):
+        if key not in given:
+            raise ConfigError(f"{path}.{key}: missing; takes the section of a task")
+        inner[key] = check_task(f"{path}.{key}", given.pop(key))
+    checked = schema.check_named(path, given, tasks.TASKS, exclude=tuple(inner))
+    return checked | inner
+
+
+def _task_options(task: Any) -> list[str]:
+    """The options of a task that are tasks themselves."""
+    takes = {} if task is None else schema.parameters(task)
+    return [key for key, parameter in takes.items() if parameter.annotation is tasks.Task]
+
+
+def task_sections(section: Mapping[str, Any], path: str = "task") -> dict[str, Mapping[str, Any]]:
+    """A task's section and those of the tasks in it, by dotted path."""
+    found = {path: section}
+    for key in _task_options(tasks.TASKS[section["name"]]):
+        found |= task_sections(section[key], f"{path}.{key}")
+    return found
 
 
 def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
@@ -184,7 +212,7 @@ def owners(config: Mapping[str, Any]) -> dict[Any, str]:
         named.setdefault(attention.ATTENTIONS[op["name"]], path)
         named.setdefault(attention.POSITIONS[op["position"]["name"]], f"{path}.position")
     named |= {
-        tasks.TASKS[config["task"]["name"]]: "task",
+        **{tasks.TASKS[task["name"]]: path for path, task in task_sections(config["task"]).items()},
         MODELS[config["model"]["name"]]: "model",
         TrainConfig: "train",
     }
@@ -203,6 +231,8 @@ def construct(
         for path, op in ops(config["attention"]).items():
             if section in ("model", path):
                 known |= {path: op, f"{path}.position": op["position"]}
+    if section == "task":
+        known |= task_sections(config["task"])
     if section == "model":
         known |= {other: config[other] for other in ("task", "train")}
     names = {cls.__name__: own for cls, own in owners(config).items()}

@@ -4,9 +4,10 @@
 
 A comparison config has `name`, `base` (an experiment), `variants` (name -> what it changes of the base, as a rule only
 `attention`), `seeds` and `report`. With `tasks` (name -> what it changes of the base, as a rule only `task`) the
-variants are compared on each of them, under WORKDIR/TASK, and the report begins with one table of all. The same command
-again skips the runs that are finished and resumes the others; it ends with the table, and `report.html`, `report.md`
-and `results.jsonl` lie in the workdir.
+variants are compared on each of them, under WORKDIR/TASK, and the report begins with one table of all. With `pretrain`
+(`num_steps` and more) every run starts from a masked language model of its own, trained first. The same command again
+skips the runs that are finished and resumes the others; it ends with the table, and `report.html`, `report.md` and
+`results.jsonl` lie in the workdir.
 Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 some run failed,
 all others are done.
 """
@@ -29,6 +30,7 @@ from xformer.config import COMPARISON, ReportOptions, comparison_parts, comparis
 from xformer.config_help import comparison_help
 from xformer.difference import difference
 from xformer.experiment import Experiment, as_json, build
+from xformer.pretraining import Pretrain
 from xformer.report import results
 from xformer.report.formatting import listed
 from xformer.schema import ConfigError
@@ -57,7 +59,7 @@ def command(argv: Sequence[str]) -> None:
     hosts.start(args)
     config = load_comparison(args.config, overrides)
     if args.config_help:
-        print(comparison_help(as_json(config), COMPARISON, ReportOptions))
+        print(comparison_help(as_json(config), COMPARISON, ReportOptions, Pretrain))
         return
     parts = comparison_parts(config)
     runs = plan(parts, workdir)

@@ -16,8 +16,9 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer.commands import cli, hosts, inspect
-from xformer.config import comparison_runs
+from xformer.config import comparison_runs, pretraining_run
 from xformer.experiment import Experiment, build
+from xformer.pretraining import FOLDER
 from xformer.report import results, summary
 from xformer.schema import ConfigError
 from xformer.tasks import DataMissing
@@ -32,13 +33,17 @@ MAX_ENGINES = 32  # whose compiled steps are kept for the other seeds
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """One run that a comparison asks for."""
+    """One run that a comparison asks for.
+
+    pretraining: the config of the run that it starts from, in a folder of its own folder; None where there is none.
+    """
 
     task: str  # empty where the comparison has one only
     variant: str
     seed: int
     config: ConfigDict
     folder: Path
+    pretraining: ConfigDict | None = None
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}"
@@ -61,7 +66,7 @@ def plan(parts: Mapping[str, ConfigDict], workdir: Path) -> list[Planned]:
       parts: the comparisons of `xformer.config.comparison_parts`, by task.
     """
     runs = [
-        Planned(task, variant, seed, run, results.run_folder(workdir / task, variant, seed))
+        Planned(task, variant, seed, run, results.run_folder(workdir / task, variant, seed), pretraining_run(part, run))
         for task, part in parts.items()
         for variant, seed, run in comparison_runs(part)
     ]
@@ -171,21 +176,37 @@ def train_one(
     fingerprints: Mapping[str, Mapping[str, Any]],
     engines: MutableMapping[Hashable, Engine],
 ) -> None:
-    """Trains one run to its end. A damaged `result.json` is made again.
+    """Trains one run to its end, after what it starts from. A damaged `result.json` is made again.
 
     Args:
       engines: of finished runs, by what their steps were compiled from: this run uses them, and adds its own.
     """
     if hosts.is_main():
         (run.folder / "failure.json").unlink(missing_ok=True)
-        if run.result is None and (damaged := run.folder / "result.json").exists():
-            cli.say(f"{damaged} is damaged: it is made again from the run's last checkpoint")
-            damaged.unlink()
-    experiment = build(run.config)
+    if run.pretraining is not None:
+        _fit(run.pretraining, run.folder / FOLDER, data_dir, {}, engines)
+    _fit(run.config, run.folder, data_dir, fingerprints, engines)
+
+
+def _fit(
+    config: ConfigDict,
+    folder: Path,
+    data_dir: str | None,
+    fingerprints: Mapping[str, Mapping[str, Any]],
+    engines: MutableMapping[Hashable, Engine],
+) -> None:
+    if results.read_result(folder) is not None:
+        return
+    if hosts.is_main() and (damaged := folder / "result.json").exists():
+        cli.say(f"{damaged} is damaged: it is made again from the run's last checkpoint")
+        damaged.unlink()
+    experiment = build(config)
     try:
         like = engines.get(experiment.steps_key)
-        trainer = experiment.trainer(run.folder, data_dir, progress=cli.say, like=like)
-        if changes := data_record.differences(fingerprints[repr(experiment.task)], trainer.data.fingerprint):
+        trainer = experiment.trainer(folder, data_dir, progress=cli.say, like=like)
+        known = fingerprints.get(repr(experiment.task), trainer.data.fingerprint)  # not of what is started from
+        if changes := data_record.differences(known, trainer.data.fingerprint):
+            run = f"{experiment.name}, seed {experiment.seed}"
             raise DataChanged(f"{run}: the data changed since the comparison began: {', '.join(changes)}")
         trainer.fit()
         engines.setdefault(experiment.steps_key, trainer.engine)
@@ -210,7 +231,7 @@ def time_left(runs: Sequence[Planned], todo: Sequence[Planned], seconds: Mapping
     """
     known = {variant: list(times) for variant, times in seconds.items()}
     for run in runs:
-        if run.label not in seconds and (spent := results.number(run.result, "train_seconds")) > 0:
+        if run.label not in seconds and (spent := results.total(run.result, "train_seconds")) > 0:
             known.setdefault(run.label, []).append(spent)
     if not known:
         return ""

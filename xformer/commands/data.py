@@ -28,6 +28,7 @@ from xformer.config_help import task_help
 from xformer.experiment import build
 from xformer.report import formatting
 from xformer.schema import ConfigError
+from xformer.sections import check_task
 from xformer.tasks import DataMissing, Task, readiness
 from xformer.tasks.origin import Origin
 from xformer.train import Interrupted
@@ -168,7 +169,7 @@ def _tasks(flag: str, name: str, config: str | None, overrides: Sequence[str]) -
             if not item.startswith("task."):
                 raise ConfigError(f"--config.{item}: goes with --config; the task {name} takes --task.key=value")
         given = override({"task": {"name": name}}, overrides)["task"]
-        section = schema.check_named("task", given, tasks.TASKS)
+        section = check_task("task", given)
         return [(section, _construct(section, lambda: tasks.build(section)))]
     raw = read(config)
     if "variants" in raw:

@@ -10,12 +10,27 @@ from flax import nnx
 from xformer.lookup import Table
 from xformer.models.classifier import EncoderClassifier
 from xformer.models.encoder import Encoder, EncoderOptions
+from xformer.models.masked_lm import MaskedLanguageModel
 from xformer.models.token_classifier import TokenClassifier
 from xformer.models.two_tower import TwoTower
 
 MODELS: Table[type[nnx.Module]] = Table(
-    {"classifier": EncoderClassifier, "two_tower": TwoTower, "token_classifier": TokenClassifier}, kind=nnx.Module
+    {
+        "classifier": EncoderClassifier,
+        "two_tower": TwoTower,
+        "token_classifier": TokenClassifier,
+        "masked_lm": MaskedLanguageModel,
+    },
+    kind=nnx.Module,
 )
 """The models by the name that a config gives them."""
 
-__all__ = ["MODELS", "Encoder", "EncoderClassifier", "EncoderOptions", "TokenClassifier", "TwoTower"]
+__all__ = [
+    "MODELS",
+    "Encoder",
+    "EncoderClassifier",
+    "EncoderOptions",
+    "MaskedLanguageModel",
+    "TokenClassifier",
+    "TwoTower",
+]

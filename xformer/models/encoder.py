@@ -151,6 +151,10 @@ class Encoder(nnx.Module):
         """The positions that attention sees of an input of `max_len` tokens; the CLS vector is one more."""
         return max_len + (pooling == "cls")
 
+    def embed_tokens(self, inputs: Array) -> Array:
+        """The vectors of token ids `[batch, length]`, without positions; a model with ids of its own overrides it."""
+        return self.embed(inputs)
+
     def encode(
         self, inputs: Array, mask: Array | None = None, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
     ) -> Array:
@@ -172,7 +176,7 @@ class Encoder(nnx.Module):
             raise ValueError(f"inputs must be [batch, length] with length up to {self.max_len}, got {inputs.shape}")
         if self.has_dropout and not deterministic and rngs is None:
             raise ValueError("deterministic=False needs rngs with a stream 'dropout', got rngs=None")
-        x_BxTxW = self.embed(inputs)
+        x_BxTxW = self.embed_tokens(inputs)
         if self.cls is not None:
             x_BxTxW = jnp.pad(x_BxTxW, ((0, 0), (1, 0), (0, 0))).at[:, 0].set(self.cls[...].astype(x_BxTxW.dtype))
             mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), constant_values=1)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xformer.models.encoder import Encoder, EncoderOptions
+from xformer.nn import at_places
 from xformer.nn.check import check_sizes
 
 Array = jax.Array
@@ -37,12 +38,17 @@ class TokenClassifier(Encoder):
         inputs: Array,
         mask: Array | None = None,
         *,
+        places: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """Classifies the tokens of a batch; the arguments are those of `Encoder.encode`.
+        """Classifies tokens of a batch; the other arguments are those of `Encoder.encode`.
+
+        Args:
+          places: int `[batch, places]`, the positions that are classified; None: all of them.
 
         Returns:
-          float32 logits `[batch, length, num_classes]`; those of padding are finite and mean nothing.
+          float32 logits `[batch, places, num_classes]`; those of padding are finite and mean nothing.
         """
-        return self.classify(self.encode(inputs, mask, deterministic=deterministic, rngs=rngs))
+        encoded_BxTxW = self.encode(inputs, mask, deterministic=deterministic, rngs=rngs)
+        return self.classify(at_places(encoded_BxTxW, places))

@@ -7,7 +7,7 @@ from xformer.nn.constant import Constant
 from xformer.nn.embedding import LearnedPositions, SinusoidalPositions, TokenEmbedding, make_positions
 from xformer.nn.feed_forward import FeedForward
 from xformer.nn.multi_head import MultiHeadAttention
-from xformer.nn.pooling import masked_mean
+from xformer.nn.pooling import at_places, masked_mean
 
 __all__ = [
     "AttentionFn",
@@ -19,6 +19,7 @@ __all__ = [
     "MultiHeadAttention",
     "SinusoidalPositions",
     "TokenEmbedding",
+    "at_places",
     "make_positions",
     "masked_mean",
 ]

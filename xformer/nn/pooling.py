@@ -1,4 +1,4 @@
-"""From one vector a token to one vector a sequence."""
+"""From one vector a token to one vector a sequence, or to those of some tokens."""
 
 from __future__ import annotations
 
@@ -14,3 +14,11 @@ def masked_mean(x: Array, mask: Array | None) -> Array:
         return x.mean(axis=1)
     real_BxTx1 = (mask > 0)[:, :, None]
     return jnp.where(real_BxTx1, x, 0).sum(axis=1) / jnp.maximum(real_BxTx1.sum(axis=1), 1)
+
+
+def at_places(x: Array, places: Array | None) -> Array:
+    """The vectors at some positions, `[batch, length, width]` to `[batch, places, width]`; None: all of them.
+
+    places: int `[batch, places]`, from 0.
+    """
+    return x if places is None else jnp.take_along_axis(x, places[..., None], axis=1)

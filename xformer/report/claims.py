@@ -11,6 +11,10 @@ from xformer.report.summary import MIN_SEEDS, Row
 
 FLOPS = "2 per multiply-add of matrix products and convolutions"
 LEFT_OUT = "elementwise work, softmax, normalisation and moving data"
+PRETRAINING = (
+    "What the runs started from, each with its seed: the pretraining's own test score, and its cost. Times are those of"
+    " training steps, compilation and evaluation left out."
+)
 
 
 def lead(comparison: Comparison, rows: Sequence[Row]) -> str:
@@ -88,9 +92,11 @@ def tasks_note(first: Comparison) -> str:
 
 def flops_note(comparison: Comparison) -> str:
     """What the FLOPs of the main table count and leave out."""
+    begun = any(run.source for run in comparison.all_runs())
     return (
         f"FLOPs: {FLOPS}, in forward, backward, recomputation and optimizer of a training step. "
         f"Left out: {LEFT_OUT}{also(summary.uncounted(comparison))}."
+        + (" Training FLOPs, in pictures too, count the pretraining that a run started from." if begun else "")
     )
 
 

@@ -43,6 +43,14 @@ def milliseconds(value: float) -> str:
     return f"{value / 1000:.2f} s" if value >= 1000 else f"{_digits(value, 3)} ms"
 
 
+def seconds(value: float) -> str:
+    """`48 s`, `3.2 min`, `1.5 h`; a dash for NaN."""
+    if not math.isfinite(value):
+        return MISSING
+    unit, size = ("s", 1) if value < 100 else ("min", 60) if value < 6000 else ("h", 3600)
+    return f"{_digits(value / size, 2)} {unit}"
+
+
 def tick_flops(value: float) -> str:
     """`500 G`: for axes, where numbers are round."""
     return _tick(value, (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1)))

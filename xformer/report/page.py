@@ -143,6 +143,8 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
         "lead": claims.lead(comparison, rows),
         "main": tables.variants(comparison, rows),
         "flops_note": claims.flops_note(comparison),
+        "pretraining": tables.pretraining(comparison),
+        "pretraining_note": claims.PRETRAINING,
         "warnings": [*summary.warnings(comparison), *costs.warnings(measured.cost_rows)],
         "plots": [plot for plot in _plots(workdir, task, comparison, rows, measured) if plot],
         "runs": tables.runs(comparison),

@@ -53,6 +53,11 @@ class Run:
         }
 
     @property
+    def source(self) -> Mapping[str, Any]:
+        """What the run started from: what that cost, and what it scored; empty where it started from nothing."""
+        return started_from(self.result)
+
+    @property
     def digest(self) -> str | None:
         """The digest of the contents of the data that the run was made on; None where the result holds none."""
         found = self.info.get("digest")
@@ -91,11 +96,14 @@ class Run:
             return {}
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
-        """(training FLOPs so far, metric on the validation split) of every evaluation, in order of steps."""
-        rows = {}
+        """(training FLOPs so far, metric on the validation split) of every evaluation, in order of steps.
+
+        The FLOPs of what the run started from are among those so far.
+        """
+        rows, before = {}, spent(self.source, "train_flops")
         for row in read_jsonl(self.folder / "metrics.jsonl"):
             if row.get("split") == "validation" and math.isfinite(step := number(row, "step")):
-                rows[step] = (number(row, "train_flops"), number(row, metric))
+                rows[step] = (before + number(row, "train_flops"), number(row, metric))
         return [rows[step] for step in sorted(rows)]
 
 
@@ -226,6 +234,21 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
     return rows
+
+
+def started_from(result: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What a result says of the run that its own started from."""
+    return mapping(mapping((result or {}).get("init_from")).get("source"))
+
+
+def spent(source: Mapping[str, Any], key: str) -> float:
+    """`train_flops` or `train_seconds` of what a run started from, 0 where it started from nothing."""
+    return number(source, key) if key in source else 0.0
+
+
+def total(result: Mapping[str, Any] | None, key: str) -> float:
+    """`train_flops` or `train_seconds` of a run and of what it started from; NaN where the result doesn't say."""
+    return number(result, key) + spent(started_from(result), key)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

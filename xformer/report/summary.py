@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from xformer.report import formatting
-from xformer.report.results import Comparison, Run, number
+from xformer.report.results import Comparison, Run, number, total
 from xformer.report.stats import Estimate, at_chance, estimate, wilson
 
 MAX_PARAM_DIFFERENCE = 0.10
@@ -26,6 +26,7 @@ class Row:
         other metrics, and where the number is not known.
       chance_seeds: seeds whose test metric is not clearly better than that of a guesser that reads nothing.
       broken_seeds: seeds whose metric is NaN or infinite; `quality` leaves them out.
+      train_flops: of the run and of what it started from.
       input_wait: share of training time spent waiting for data.
     """
 
@@ -66,7 +67,7 @@ def _row(comparison: Comparison, variant: str) -> Row:
         broken_seeds=tuple(run.seed for run, value in zip(runs, values, strict=True) if not math.isfinite(value)),
         num_params=_over(runs, "num_params", max),
         flops_per_step=_over(runs, "flops_per_step", statistics.median),
-        train_flops=_over(runs, "train_flops", statistics.fmean),
+        train_flops=_over(runs, "train_flops", statistics.fmean, total),
         step_time_ms=_over(runs, "step_time_ms", statistics.median),
         peak_memory_bytes=_over(runs, "peak_memory_bytes", max),
         input_wait=_over(runs, "input_wait_share", statistics.fmean),
@@ -94,8 +95,13 @@ def clearly_differ(one: Row, other: Row) -> bool:
     return abs(one.quality.mean - other.quality.mean) > room
 
 
-def _over(runs: Sequence[Run], key: str, combine: Callable[[list[float]], float]) -> float:
-    values = [value for run in runs if math.isfinite(value := number(run.result, key))]
+def _over(
+    runs: Sequence[Run],
+    key: str,
+    combine: Callable[[list[float]], float],
+    read: Callable[[Any, str], float] = number,
+) -> float:
+    values = [value for run in runs if math.isfinite(value := read(run.result, key))]
     return float(combine(values)) if values else math.nan
 
 

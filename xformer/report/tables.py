@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from xformer.report import costs, formatting, summary
 from xformer.report.costs import CostRow
 from xformer.report.results import Comparison, Run, number
+from xformer.report.stats import estimate
 from xformer.report.summary import Row
 
 CHANCE, BROKEN = "at chance", "no number"
@@ -89,6 +90,27 @@ def _variant(row: Row, reference: Row, metric: str, waits: bool, compare: bool) 
         formatting.mebibytes(row.peak_memory_bytes),
     )
     return (*cells, formatting.percent(row.input_wait)) if waits else cells
+
+
+def pretraining(comparison: Comparison) -> Table | None:
+    """What the runs of each variant started from, and what that and they cost; None where none says."""
+    if not any(run.source for run in comparison.all_runs()):
+        return None
+    metrics = {str(run.source.get("select_metric", "")) for run in comparison.all_runs() if run.source}
+    metric = next(iter(metrics)) if len(metrics) == 1 else ""
+    headers = (*(["test " + metric] if metric else []), "pretraining FLOPs", "fine-tuning FLOPs", "pretraining time",
+               "fine-tuning time")  # fmt: skip
+    body = []
+    for name in comparison.variants:
+        runs = comparison.finished(name)
+        score = estimate([number(run.source.get("test"), metric) for run in runs])
+        cells = [formatting.quality(score, metric)] if metric else []
+        for key, spell in (("train_flops", formatting.si), ("train_seconds", formatting.seconds)):
+            before = estimate([number(run.source, key) for run in runs]).mean
+            own = estimate([number(run.result, key) for run in runs]).mean
+            cells += [spell(before), spell(own)]
+        body.append((name, *cells))
+    return Table(("variant", *headers), tuple(body))
 
 
 def tasks(comparisons: Mapping[str, Comparison]) -> Table:

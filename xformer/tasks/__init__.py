@@ -22,6 +22,8 @@ from xformer.tasks.interface import Task
 from xformer.tasks.linux_docs import LinuxDocs
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, data_root, default_data_dir
+from xformer.tasks.masked_lm import MaskedLM
+from xformer.tasks.masked_tokens import MaskedTokens
 from xformer.tasks.metric import Judged, Metric
 from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.needle import Needle, Order
@@ -49,28 +51,32 @@ TASKS: Table[type[Task]] = Table(
         "recall": Recall,
         "pathfinder": Pathfinder,
         "image": Image,
+        "masked_lm": MaskedLM,
     },
     kind=Task,
 )
 """The tasks by the name a config gives them."""
 
 
-def build(config: Mapping[str, Any]) -> Task:
+def build(config: Mapping[str, Any], path: str = "task") -> Task:
     """The task of `{"name": ..., **options}`, the options being those of its class.
 
-    A name is one of `TASKS` or `"package.module:Class"`.
+    A name is one of `TASKS` or `"package.module:Class"`. An option that is a mapping with a name is another task, such
+    as the `source` of `masked_lm`; `path` is what messages call this one.
 
     Raises ValueError for a name or an option that doesn't exist, or a value that an option doesn't take.
     """
     options = dict(config)
     name = options.pop("name", None)
-    task = TASKS.find("task.name", name)
+    task = TASKS.find(f"{path}.name", name)
     allowed = [field.name for field in dataclasses.fields(task) if field.init]
     for key in options:
         if key not in allowed:
             raise ValueError(
-                f"task.{key} is no option of {name}; allowed: {', '.join(allowed)}{did_you_mean(key, allowed)}"
+                f"{path}.{key} is no option of {name}; allowed: {', '.join(allowed)}{did_you_mean(key, allowed)}"
             )
+        if isinstance(options[key], Mapping) and "name" in options[key]:
+            options[key] = build(options[key], f"{path}.{key}")
     return task(**options)
 
 
@@ -85,6 +91,8 @@ __all__ = [
     "Judged",
     "LinuxDocs",
     "ListOps",
+    "MaskedLM",
+    "MaskedTokens",
     "Metric",
     "MultiLabel",
     "Needle",

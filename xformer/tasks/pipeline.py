@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,9 @@ from xformer.tasks.ragged import Cut, Ragged
 
 if TYPE_CHECKING:
     import grain
+
+Change = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], dict[str, np.ndarray]]
+"""Makes a batch of one that was read, given the index and the epoch of each of its examples, int64 [examples]."""
 
 
 def batches(
@@ -23,6 +26,7 @@ def batches(
     scale: float | None = None,
     cut: Cut = "head",
     class_weights: np.ndarray | None = None,
+    change: Change | None = None,
     seed: int,
     shuffle: bool,
     epochs: int | None,
@@ -41,6 +45,9 @@ def batches(
     see the batches that one would see with n times the batch size, row for row. The state counts global batches and is
     the same in every shard.
 
+    What `change` makes of a batch has to depend on its arguments alone, so that a run goes on exactly, on any number of
+    shards.
+
     Raises ValueError for a batch size, shard or number of epochs that makes no sense, and for a split without examples.
     """
     if batch_size < 1:
@@ -54,20 +61,22 @@ def batches(
 
     grain = extras.load("grain")
 
-    def read(global_batch: Sequence[int]) -> dict[str, np.ndarray]:
+    def read(global_batch: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
         rows = slice(shard_index * batch_size, (shard_index + 1) * batch_size)
-        mine = np.asarray(global_batch[rows], np.int64)
+        mine, epoch = np.asarray(global_batch[rows], np.int64).reshape(-1, 2).T
         found = {"inputs": examples.pad(mine, batch_size, max_len, cut)}
         if examples.tokens2 is not None:
             found["inputs2"] = examples.pad_second(mine, batch_size, max_len, cut)
         numbers: dict[str, Any] = {"center": center, "scale": scale, "class_weights": class_weights}
-        return found | read_targets(examples, mine, batch_size, max_len=max_len, **numbers)
+        found |= read_targets(examples, mine, batch_size, max_len=max_len, **numbers)
+        return found if change is None else change(found, mine, epoch)
 
     order = grain.MapDataset.range(len(examples))
     if shuffle:
         # Grain shuffles epoch e with seed + e: unhashed, seed 0 would see in epoch 1 what seed 1 sees in epoch 0.
         order = order.shuffle(seed=int(np.random.SeedSequence(seed).generate_state(1)[0]))
-    dataset = order.repeat(epochs).batch(batch_size * shard_count, drop_remainder=False, batch_fn=read)
+    numbered = order.repeat(epochs).map_with_index(lambda place, example: (example, place // len(examples)))
+    dataset = numbered.batch(batch_size * shard_count, drop_remainder=False, batch_fn=read)
     # No threads: a batch takes a fraction of a millisecond, and handing it between threads costs more than making it.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 

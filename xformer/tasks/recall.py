@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xformer.tasks import baseline, checks, family
 from xformer.tasks.dataset import TaskData
-from xformer.tasks.family import Family
+from xformer.tasks.family import Family, Metric
 from xformer.tasks.generated import Symbolic
 from xformer.tasks.token_classification import NO_LABEL, TokenClassification
 
@@ -66,8 +68,8 @@ class Recall(Symbolic):
     Symbols: the filler, then keys and values. Of 8,192 there are 4,095 keys and 4,096 values. Pair i stands at places
     2 i and 2 i + 1, counted from 0; its key comes again at place 2 num_pairs + 2 g[i]. The gaps g are drawn without
     replacement from 0 to (length - 2 num_pairs) / 2 - 1, with probabilities proportional to (g + 1) ** (alpha - 1):
-    most keys come again soon. A label is the number of the value. Logits are computed at all places, by a token
-    classifier, and count where there is a label.
+    most keys come again soon. A label is the number of the value. The model reads `inputs`, `mask` and `places`, int32
+    [batch, num_pairs]: a token classifier computes logits where there is a label, and nowhere else.
 
     The baseline answers one of the example's values: it is right once in `num_pairs` labels.
 
@@ -124,6 +126,21 @@ class Recall(Symbolic):
     @property
     def _half(self) -> int:
         return PRESETS[self.preset].num_symbols // 2
+
+    def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return super().inputs(batch) | {"places": self._places(batch["targets"])}
+
+    def metrics(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Metric]:
+        """The metrics of outputs at the labelled places, float [batch, num_pairs, values], or at all places."""
+        if outputs.shape[1] == self.length:
+            return super().metrics(outputs, batch)
+        targets = jnp.take_along_axis(batch["targets"], self._places(batch["targets"]), axis=1)
+        return super().metrics(outputs, {**batch, "targets": targets})
+
+    def _places(self, targets: Any) -> jax.Array:
+        """The places with a label, in their order, int32 [batch, num_pairs]; those of a filler mean nothing."""
+        first = jnp.argsort(targets == NO_LABEL, axis=1, stable=True)
+        return first[:, : PRESETS[self.preset].num_pairs].astype(jnp.int32)
 
     def draw(self, random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         pairs, half = PRESETS[self.preset].num_pairs, self._half

@@ -43,6 +43,11 @@ class Vocabulary(abc.ABC):
         """`encode` of each text."""
         return [self.encode(text) for text in texts]
 
+    @property
+    def characters(self) -> np.ndarray:
+        """How many characters begin in the token of each id, int64 [size]: one each, but for texts' vocabularies."""
+        return np.arange(self.size).clip(max=1)
+
     def save(self, path: str | Path) -> None:
         """Writes the vocabulary to a JSON file."""
         Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
@@ -61,6 +66,10 @@ class Bytes(Vocabulary):
         if isinstance(ids, np.ndarray):  # of long texts a hundred times faster
             ids = ids[ids > 0].tolist()
         return bytes(index - 1 for index in map(int, ids) if index > 0).decode("utf-8", errors="replace")
+
+    @property
+    def characters(self) -> np.ndarray:
+        return np.array([0, *(_begins(byte) for byte in range(256))])
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bytes"}
@@ -159,8 +168,28 @@ class Subword(Vocabulary):
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([index - 1 for index in map(int, ids) if index > 0])
 
+    @property
+    def characters(self) -> np.ndarray:
+        tokens = (self._tokenizer.id_to_token(index) for index in range(self.size - 1))
+        return np.array([0, *(sum(_begins(_BYTES[symbol]) for symbol in token) for token in tokens)])
+
     def to_json(self) -> dict[str, Any]:
         return {"kind": "subword", "tokenizer": json.loads(self._tokenizer.to_str())}
+
+
+def _byte_symbols() -> dict[str, int]:
+    """The byte that each character of a byte-level token stands for (Radford et al. 2019, `bytes_to_unicode`)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES = _byte_symbols()
+
+
+def _begins(byte: int) -> bool:
+    """Whether a character begins with this byte of UTF-8."""
+    return not 0x80 <= byte < 0xC0
 
 
 def _valid(text: str) -> str:

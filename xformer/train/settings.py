@@ -42,7 +42,8 @@ class TrainConfig:
       metrics: further metrics beside the task's, each "package.module:Class" or a section of it and its arguments; see
         `xformer.tasks.Metric`. Read by whoever makes the trainer, as callbacks are.
       init_from: a run's workdir (its best checkpoint) or a checkpoint's folder, whose parameters the run starts from;
-        see `xformer.train.warm_start` for what is taken. The optimizer starts afresh.
+        see `xformer.train.warm_start` for what is taken. The optimizer starts afresh. A relative path is looked for in
+        the run's own workdir first.
       init_strict: whether nothing of `init_from` may be missing, extra or of another shape.
 
     Raises:

@@ -199,7 +199,8 @@ class Trainer:
 
     def _start_from(self, path: str, engine: Engine, state: TrainState) -> tuple[TrainState, str]:
         """The state at step 0 with the parameters of another run, and what to say of it; recorded in the workdir."""
-        source = warm_start.find(path)
+        own = Path(self.workdir) / path
+        source = warm_start.find(own if own.exists() else path)
         # Constants and statistics are taken too; random state and plain arrays are the model's own.
         saved = lambda path, x: isinstance(x, nnx.Variable) and not isinstance(x, nnx.RngState)
         constants, others = nnx.filter_state(state.rest, saved, ...)

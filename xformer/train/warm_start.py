@@ -26,6 +26,7 @@ from xformer.train import workdir as folders
 from xformer.train.checkpoint import MANIFEST, Checkpoints
 from xformer.train.errors import CheckpointError, WarmStartError, WorkdirMismatch
 from xformer.train.restoring import choose
+from xformer.train.run_state import Position
 from xformer.train.step import path_name
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,20 @@ def read(folder: Path, part: str) -> dict[str, np.ndarray]:
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), stored)
         arrays = checkpointer.restore(folder.absolute() / part, args=ocp.args.StandardRestore(target))
     return {path_name(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(arrays)}
+
+
+def cost(folder: Path) -> dict[str, Any]:
+    """What a checkpoint cost: `train_flops` and `train_seconds` of its whole run, or up to it where that is not
+    finished, and of the runs that this one started from; of a finished run its `name`, `select_metric` and `test` too.
+    """
+    workdir = folder.parent.parent
+    result = folders.read_result(workdir)
+    if result is None:
+        position = Position.from_json(Checkpoints(folder.parent).position(int(folder.name)))
+        result = {"train_flops": position.train_flops, "train_seconds": position.seconds}
+    before = (folders.read_object(workdir / FILE) or {}).get("source", {})
+    total = {key: result.get(key, 0) + before.get(key, 0) for key in ("train_flops", "train_seconds")}
+    return {key: result[key] for key in ("name", "select_metric", "test") if key in result} | total
 
 
 @dataclasses.dataclass
@@ -181,7 +196,7 @@ def fit(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | No
 
 
 def record(workdir: Path, source: Source, report: Report) -> None:
-    """Records where a run starts and what it took, or compares it with where it started before it was left.
+    """Records where a run starts, what that cost and what it took, or compares it with where it started before.
 
     Raises:
       WorkdirMismatch: it started elsewhere.
@@ -192,4 +207,5 @@ def record(workdir: Path, source: Source, report: Report) -> None:
             f"{workdir} started from {recorded.get('checkpoint')}, whose content was another than that of "
             f"{source.folder} now; bring that checkpoint back or choose another workdir"
         )
-    folders.write_json(workdir / FILE, source.record() | dataclasses.asdict(report))
+    content = source.record() | dataclasses.asdict(report) | {"source": cost(source.folder)}
+    folders.write_json(workdir / FILE, content)
