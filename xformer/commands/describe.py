@@ -84,6 +84,9 @@ def _labels(data: TaskData) -> Iterator[str]:
         rows = ((split, *(f"{value:.4g}" for value in own.values())) for split, own in targets.items())
         yield Table(headers, tuple(rows)).text()
         return
+    if not data.class_names:
+        yield "no labels"
+        return
     shares: Mapping[str, Sequence[float]] | None = data.info.get("label_shares")
     if shares is None:
         yield f"{len(data.class_names):,} labels: {', '.join(data.class_names[:MAX_LABELS])}, ..."
