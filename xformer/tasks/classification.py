@@ -84,7 +84,9 @@ class Classification(Family):
         return np.where(counts, len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1).astype(np.float32)
 
     def details(self, records: Mapping[str, np.ndarray], class_names: Sequence[str]) -> dict[str, Any]:
-        """`classes`: precision, recall, F1 and number of examples by name; `confusion`: counts, a row for each target and a column for each prediction."""
+        """`classes`: precision, recall, F1 and number of examples by name; `confusion`: counts, a row for each target
+        and a column for each prediction.
+        """
         targets, predictions = records["targets"], records["predictions"]
         confusion = np.zeros((len(class_names), len(class_names)), np.int64)
         np.add.at(confusion, (targets, predictions), 1)
