@@ -7,9 +7,10 @@
 learning rate of 1e-3, Shaw's positions 25.6 % after 600: they tell the four values of an example from other symbols
 (one of four is 25 %), and not which belongs to the key.
 
-The four settings of Arora et al. 2024, figure 2 (8,192 symbols, 100,000 examples): --config.task.preset=recall_64 (4 pairs), recall_128 (8), recall_256 (16) and recall_512 (64). Longer ones,
-which were not published: recall_1k, recall_2k and recall_4k (256 pairs). Theirs has no MLP and a causal decoder; this
-is the bidirectional encoder of a token classifier. The argument is an attention variant, as in configs/listops.py.
+The four settings of Arora et al. 2024, figure 2 (8,192 symbols, 100,000 examples): --config.task.preset=recall_64 (4
+pairs), recall_128 (8), recall_256 (16) and recall_512 (64). Longer ones, which were not published: recall_1k, recall_2k
+and recall_4k (256 pairs). Theirs has no MLP and a causal decoder; this is the bidirectional encoder of a token
+classifier. The argument is an attention variant, as in configs/listops.py.
 Smoke size: --config.train.num_steps=10 --config.task.preset=recall_64_small --config.task.num_train=200
 --config.task.num_validation=50 --config.task.num_test=50.
 """
