@@ -4,13 +4,15 @@ import logging
 import os
 import signal
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 from absl import flags
 from ml_collections import ConfigDict
 
 import xformer
-from xformer import config, shipped
+from xformer import config, experiment, fitting, shipped
 from xformer.schema import ConfigError
 from xformer.train import Interrupted, WorkdirMismatch
 
@@ -101,6 +103,19 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(fitted, tmp_path, monkeypatch):
     assert xformer.fit("demo:full", tmp_path, overrides=SMALL, data_dir=data_dir)["test"] == result["test"]
 
 
+def build(spec, overrides):
+    return experiment.build(config.override(config.read(spec), fitting.as_overrides(overrides))).config
+
+
+def test_values_of_python_are_taken_as_they_are():
+    overrides = {"name": "'q'", "optimizer.learning_rate": np.float64(1e-3), "train.num_steps": np.int64(7)}
+    found = build("demo:full", overrides)
+    assert (found.name, found.optimizer.learning_rate, found.train.num_steps) == ("'q'", 1e-3, 7)
+    as_text = {"seed": "3", "attention": '{"name": "window", "left": 3}', "task.path": Path("a b.tsv")}
+    found = build("listops:full", as_text)
+    assert (found.seed, found.attention.name, found.task.path) == (3, "window", "a b.tsv")
+
+
 @pytest.mark.parametrize(
     "given, overrides, message",
     [
@@ -110,7 +125,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(fitted, tmp_path, monkeypatch):
         ("compare_demo", {}, "this is a comparison"),
         ({"name": "a"}, {}, "attention"),
         ("demo:full", None, "overrides: got None, takes a mapping, or a list of strings key=value"),
-        ("demo:full", {"train.num_steps": "4"}, "train.num_steps: got '4', takes an integer"),
+        ("demo:full", {"train.num_steps": "four"}, "train.num_steps: got 'four', takes an integer"),
         ("demo:full", {"train..num_steps": 4}, "takes a key with dots"),
     ],
 )

@@ -61,7 +61,7 @@ def test_the_result_follows_from_the_kept_examples(tmp_path, settings):
     result = make_trainer(tmp_path, task=CountingTask(), dropout_rate=0.0, **settings).fit()
     assert result["select_metric"] == "recall" and result["baseline"]["name"] == "answers 0"
     with np.load(tmp_path / FILE) as kept:
-        assert set(kept) == {"loss", "accuracy", "targets", "predictions"}
+        assert set(kept) == {"loss", "accuracy", "targets", "predictions", "length"}
         assert kept["loss"].shape == (2, SIZES["test"]) and kept["loss"].dtype == np.float32
         assert kept["targets"].tolist() == FakeData().arrays("test")[1].tolist()  # in the order of the examples
         assert (kept["accuracy"][0] == (kept["targets"] == kept["predictions"])).all()

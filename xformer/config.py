@@ -145,8 +145,9 @@ def override(config: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, 
                 inner = {}
             if not isinstance(inner, Mapping):
                 path = ".".join(parents[: depth + 1])
+                shown = value.value if isinstance(value, Text) else value
                 raise ConfigError(
-                    f"{dotted}: got {value!r}, but {path} is the value {schema.show(inner)}, not a section"
+                    f"{dotted}: got {shown!r}, but {path} is the value {schema.show(inner)}, not a section"
                 )
             section[key] = section = dict(inner)
         section[last] = value

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from xformer import config as files
 from xformer import experiment
-from xformer.schema import ConfigError
+from xformer.schema import ConfigError, Text
 from xformer.train import workdir as folders
 
 
@@ -46,14 +46,14 @@ def fit(
     workdir = Path(workdir)
     given = files.read(str(config)) if isinstance(config, str | Path) else config
     plain = given.to_dict() if isinstance(given, ConfigDict) else dict(given)
-    built = experiment.build(files.override(plain, _checked(overrides)))
+    built = experiment.build(files.override(plain, as_overrides(overrides)))
     experiment.check_devices(built)
     folders.check(workdir, experiment.as_json(built.config), experiment.complete)  # refused before data is made
     return built.trainer(workdir, data_dir, progress=_say).fit()
 
 
-def _checked(overrides: Any) -> Mapping[str, Any] | list[str]:
-    """Overrides as `config.override` takes them; numbers of NumPy and paths become plain ones."""
+def as_overrides(overrides: Any) -> Mapping[str, Any] | list[str]:
+    """Overrides as `config.override` takes them; numbers of NumPy become plain ones, strings may be parsed."""
     if isinstance(overrides, Mapping):
         return {str(key): _plain(value) for key, value in overrides.items()}
     given = [overrides] if isinstance(overrides, str) else overrides
@@ -65,7 +65,7 @@ def _checked(overrides: Any) -> Mapping[str, Any] | list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    return str(value) if isinstance(value, Path) else value
+    return Text(str(value), typed=False) if isinstance(value, str | Path) else value
 
 
 def _say(line: str) -> None:

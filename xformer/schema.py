@@ -27,9 +27,13 @@ class ConfigError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A value typed on the command line, parsed when the type of its key is known."""
+    """A value given as text, parsed when the type of its key is known.
+
+    `typed` on a command line, quotes are those of a literal; given in Python, they belong to the string.
+    """
 
     value: str
+    typed: bool = True
 
     def __repr__(self) -> str:
         return repr(self.literal())
@@ -85,7 +89,11 @@ def describe(annotation: Any) -> str:
 
 def check(path: str, value: Any, annotation: Any) -> Any:
     """Returns `value` as `annotation` wants it (5 as 5.0 for a float, a list as a tuple); raises ConfigError."""
-    candidates = (value.literal(), value.value) if isinstance(value, Text) else (value,)
+    candidates: tuple[Any, ...] = (value,)
+    if isinstance(value, Text):
+        candidates = (value.literal(), value.value)
+        if not value.typed and annotation is not Any:  # Any is a section, which text can only spell
+            candidates = candidates[::-1]
     for candidate in candidates:
         fits, converted = _fit(path, candidate, annotation)
         if fits:
