@@ -8,7 +8,7 @@ did worse in one run each (100 steps, 63 symbols), and has the parameters that t
 length, so the runs of a variant on both share what is compiled.
 
 Measured, test accuracy in percent on needle and order, 95 % intervals over seeds: full 100.0 and 25.8 ± 1.5, window
-36.2 ± 3.1 and 17.7 ± 9.4, bigbird 100.0 and 72.5 ± 2.7, linformer-4 100.0 and 66.2 ± 1.4, linformer-16 100.0 and
+36.2 ± 3.1 and 17.7 ± 9.4, bigbird 100.0 and 69.0 ± 5.4, linformer-4 100.0 and 66.2 ± 1.4, linformer-16 100.0 and
 74.7 ± 3.0, shaw 100.0 and 74.2 (two seeds near 100, one at chance).
 """
 
