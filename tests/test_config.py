@@ -61,7 +61,7 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
     column = configs.load_comparison(f"{CONFIGS}/compare_lra.py:text")
     assert "tasks" not in column and column.base.task.name == "imdb"
     assert "takes all, or names with + between them: listops" in refusal("compare_lra.py:listops+nope")
-    with pytest.raises(ConfigError, match=r"task text, .* has its own; override tasks.NAME.train.num_steps instead"):
+    with pytest.raises(ConfigError, match=r"tasks text, .* set it too; override tasks.NAME.train.num_steps instead"):
         configs.load_comparison(f"{CONFIGS}/compare_lra.py", ["train.num_steps=10"])
 
 
@@ -286,6 +286,7 @@ def test_overrides_apply_in_order_and_before_the_types_are_known():
         ("full", ["seed=-1"], "seed: got -1, takes an integer from 0"),
         ("full", ["nam=x"], "nam: got 'x', but an experiment reads no such key"),
         ("full", ["train."], "train.: got 'train.', takes --config.key=value"),
+        ("full", ["train.=3"], "train.: got an empty part, takes --config.key=value"),
         ("full", ["=3"], "takes --config.key=value"),
     ],
 )

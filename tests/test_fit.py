@@ -126,7 +126,7 @@ def test_values_of_python_are_taken_as_they_are():
         ({"name": "a"}, {}, "attention"),
         ("demo:full", None, "overrides: got None, takes a mapping, or a list of strings key=value"),
         ("demo:full", {"train.num_steps": "four"}, "train.num_steps: got 'four', takes an integer"),
-        ("demo:full", {"train..num_steps": 4}, "takes a key with dots"),
+        ("demo:full", {"train..num_steps": 4}, "got an empty part"),
     ],
 )
 def test_a_wrong_config_is_one_line_and_makes_no_folder(given, overrides, message, tmp_path):

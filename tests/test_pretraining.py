@@ -18,7 +18,7 @@ from xformer import pretraining
 from xformer.commands import cli, compare, comparison_runs
 from xformer.config import ConfigError
 from xformer.report import formatting, style
-from xformer.train import Interrupted, warm_start
+from xformer.train import DataChanged, Interrupted, warm_start
 
 CONFIG = """
     def get_config():
@@ -136,6 +136,8 @@ def test_chunks_are_pretrained_on_the_first_one(config):
     run = {"name": "r", "model": {"name": "classifier", "chunk_len": 16}, "task": documents}
     run |= {"optimizer": {}, "train": {}}
     assert pretraining.config_of(run, {"num_steps": 1})["task"]["source"]["max_len"] == 16
+    with pytest.raises(ConfigError, match=r"pretrain: model.chunk_len is 16, but the task listops has no max_len"):
+        pretraining.config_of(run | {"task": {"name": "listops", "max_len": None}}, {"num_steps": 1})
 
 
 def test_a_run_that_stops_between_the_phases_goes_on(config, tmp_path, monkeypatch):
@@ -158,6 +160,12 @@ def test_a_run_that_stops_between_the_phases_goes_on(config, tmp_path, monkeypat
         with pytest.raises(Interrupted):
             comparison_runs.train_one(broken, data_dir, fingerprints, engines)
     assert broken.result is None
+    record = broken.folder / "pretrain" / "data.json"
+    known = record.read_text()
+    record.write_text(json.dumps(json.loads(known) | {"max_len": 15}))
+    with pytest.raises(DataChanged, match="max_len"):  # the texts changed between the phases
+        comparison_runs.train_one(broken, data_dir, fingerprints, engines)
+    record.write_text(known)
     before = (broken.folder / "pretrain" / "result.json").stat().st_mtime_ns
     comparison_runs.train_one(broken, data_dir, fingerprints, engines)
     assert (broken.folder / "pretrain" / "result.json").stat().st_mtime_ns == before

@@ -134,7 +134,7 @@ def override(config: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, 
     given = list(overrides.items()) if isinstance(overrides, Mapping) else [_as_text(item) for item in overrides]
     for dotted, value in given:
         if not all(dotted.split(".")):
-            raise ConfigError(f"--config.{schema.show(dotted)[1:-1]}: takes a key with dots, a.b")
+            raise ConfigError(f"--config.{schema.show(dotted)[1:-1]}: got an empty part, takes --config.key=value")
         *parents, last = dotted.split(".")
         section = result
         for depth, key in enumerate(parents):
@@ -156,7 +156,7 @@ def override(config: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, 
 
 def _as_text(item: str) -> tuple[str, Text]:
     dotted, equals, value = item.partition("=")
-    if not equals or not all(dotted.split(".")):
+    if not equals:
         raise ConfigError(f"--config.{schema.show(dotted)[1:-1]}: got {schema.show(item)}, takes --config.key=value")
     return dotted, Text(value)
 
@@ -226,10 +226,10 @@ def _check_is_read(config: Mapping[str, Any], item: str) -> None:
             raise ConfigError(
                 f"{key}: got {value}, but every {kind} replaces {parts[1]}; override {kind}s.NAME.{parts[1]} instead"
             )
-        if setting and not replacing:
+        if kind == "task" and setting and not replacing:  # a base of many tasks is what they happen to share
             raise ConfigError(
-                f"{key}: got {value}, but {kind} {', '.join(setting)} has its own; override "
-                f"{kind}s.NAME.{'.'.join(parts[1:])} instead"
+                f"{key}: got {value}, but of the tasks {', '.join(setting)} set it too; override "
+                f"tasks.NAME.{'.'.join(parts[1:])} instead"
             )
 
 
@@ -282,7 +282,8 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
         checked["tasks"][task] = differs | {"variants": found}
     if not checked["tasks"]:
         del checked["tasks"]  # so that comparisons without are what they always were
-    if checked["pretrain"] in (None, Text("None")):
+    given_pretrain = checked["pretrain"]
+    if (given_pretrain.literal() if isinstance(given_pretrain, Text) else given_pretrain) is None:
         del checked["pretrain"]
     else:
         checked["pretrain"] = pretraining.complete(checked["pretrain"])

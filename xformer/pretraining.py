@@ -76,8 +76,12 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, A
     takes = schema.parameters(MODELS[MODEL])
     model = {key: value for key, value in run["model"].items() if key in takes} | {"name": MODEL}
     source = dict(run["task"])
-    if run["model"].get("chunk_len") is not None:  # attention is made for so many tokens
-        source["max_len"] = min(source["max_len"], run["model"]["chunk_len"])
+    if (chunk_len := run["model"].get("chunk_len")) is not None:  # attention is made for so many tokens
+        if source.get("max_len") is None:
+            raise ConfigError(
+                f"pretrain: model.chunk_len is {chunk_len}, but the task {source['name']} has no max_len to cut at"
+            )
+        source["max_len"] = min(source["max_len"], chunk_len)
     steps = {"num_steps": given.num_steps, "num_epochs": None, "init_from": None, "init_strict": False}
     others: dict[str, Any] = {"select_metric": None, "select_mode": None, "metrics": (), "callbacks": ()}
     every = {} if given.eval_every is None else dict.fromkeys(("eval_every", "checkpoint_every"), given.eval_every)

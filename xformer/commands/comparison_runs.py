@@ -195,9 +195,9 @@ def _fit(
     fingerprints: Mapping[str, Mapping[str, Any]],
     engines: MutableMapping[Hashable, Engine],
 ) -> None:
-    if results.read_result(folder) is not None:
-        return
-    if hosts.is_main() and (damaged := folder / "result.json").exists():
+    """Trains a run to its end; of a finished one only what it was trained on is checked."""
+    finished = results.read_result(folder) is not None
+    if not finished and hosts.is_main() and (damaged := folder / "result.json").exists():
         cli.say(f"{damaged} is damaged: it is made again from the run's last checkpoint")
         damaged.unlink()
     experiment = build(config)
@@ -209,7 +209,8 @@ def _fit(
             run = f"{experiment.name}, seed {experiment.seed}"
             raise DataChanged(f"{run}: the data changed since the comparison began: {', '.join(changes)}")
         trainer.fit()
-        engines.setdefault(experiment.steps_key, trainer.engine)
+        if not finished:
+            engines.setdefault(experiment.steps_key, trainer.engine)
     finally:
         if len(engines) > MAX_ENGINES:
             engines.pop(next(iter(engines)))

@@ -178,7 +178,7 @@ def picture(
         for variant, found in drawn.items():
             middles = [_middle(part, quantity.log) for part in found]
             means = [part.accuracy.mean for part in found]
-            lows, highs = zip(*(_ends(part.accuracy) for part in found), strict=True)
+            lows, highs = zip(*(quality.ends("accuracy", part.accuracy) for part in found), strict=True)
             colour = palette.colour(variant)
             ax.plot(middles, means, color=colour, ls=palette.dashes(variant), marker=palette.marker(variant), ms=4.5)
             ax.fill_between(middles, lows, highs, color=colour, alpha=0.13, lw=0)
@@ -204,11 +204,6 @@ def picture(
         lines += [[(max(low, 1), y), (high, y)] for _, y, _, _ in chance]
         labels.label_points(ax, [*ends, *marked, *chance], lines)
         return style.png(fig)
-
-
-def _ends(accuracy: Estimate) -> tuple[float, float]:
-    half = accuracy.half_width or 0.0
-    return max(accuracy.mean - half, 0.0), min(accuracy.mean + half, 1.0)
 
 
 def _middle(part: Bin, log: bool) -> float:

@@ -61,7 +61,7 @@ def curves(comparison: Comparison, theme: style.Theme) -> bytes | None:
     with style.figure(theme, 3.7) as (fig, ax):
         for variant, points in drawn.items():
             flops, means = [x for x, _ in points], [value.mean for _, value in points]
-            lows, highs = zip(*(ends(comparison, value) for _, value in points), strict=True)
+            lows, highs = zip(*(ends(comparison.metric, value) for _, value in points), strict=True)
             colour = palette.colour(variant)
             ax.plot(flops, means, color=colour, ls=palette.dashes(variant), marker=palette.marker(variant), ms=4.5)
             ax.fill_between(flops, lows, highs, color=colour, alpha=0.13, lw=0)
@@ -102,7 +102,7 @@ def pareto(comparison: Comparison, rows: Sequence[Row], theme: style.Theme) -> b
         for ax, panel in zip(axes.flat, panels, strict=True):
             shown = [row for row in rows if _positive(panel.cost(row))]
             places = [(panel.cost(row), row.quality.mean, row.variant, palette.colour(row.variant)) for row in shown]
-            bars = [[(panel.cost(row), end) for end in ends(comparison, row.quality)] for row in shown]
+            bars = [[(panel.cost(row), end) for end in ends(comparison.metric, row.quality)] for row in shown]
             best = [
                 (panel.cost(row), row.quality.mean) for row in front(shown, panel.cost, comparison.higher_is_better)
             ]
@@ -120,7 +120,7 @@ def _draw_panel(ax: Axes, panel: Panel, comparison: Comparison, rows: Sequence[R
     )  # fmt: skip
     for row, x in zip(shown, costs, strict=True):
         colour = palette.colour(row.variant)
-        low, high = ends(comparison, row.quality)
+        low, high = ends(comparison.metric, row.quality)
         bar = [[row.quality.mean - low], [high - row.quality.mean]]
         ax.errorbar(
             x, row.quality.mean, yerr=None if row.quality.half_width is None else bar, fmt=palette.marker(row.variant),
@@ -153,18 +153,18 @@ def _positive(value: float) -> bool:
     return math.isfinite(value) and value > 0
 
 
-def ends(comparison: Comparison, value: Estimate) -> tuple[float, float]:
+def ends(metric: str, value: Estimate) -> tuple[float, float]:
     """Both ends of the interval over seeds; that of an accuracy ends at 0 and 1."""
     half = value.half_width or 0.0
     low, high = value.mean - half, value.mean + half
-    return (max(low, 0.0), min(high, 1.0)) if comparison.metric == "accuracy" else (low, high)
+    return (max(low, 0.0), min(high, 1.0)) if metric == "accuracy" else (low, high)
 
 
 def _quality_axis(
     ax: Axes, comparison: Comparison, values: Sequence[Estimate], split: str, also: float = math.nan
 ) -> None:
     """A y axis that holds every interval whole, and the value `also`."""
-    shown = [end for value in values for end in ends(comparison, value)]
+    shown = [end for value in values for end in ends(comparison.metric, value)]
     shown += [also] if math.isfinite(also) else []
     low, high = min(shown), max(shown)
     margin = 0.06 * (high - low) or 0.02

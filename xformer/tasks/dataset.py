@@ -250,12 +250,18 @@ class TaskData:
             max_len=self.max_len,
             **self._numbers,
             cut=self.preprocess.cut,
+            change=self._change(split, seed),
             seed=seed,
             shuffle=shuffle,
             epochs=epochs,
             shard_index=shard_index,
             shard_count=shard_count,
         )
+
+    def _change(self, split: str, seed: int) -> pipeline.Change | None:
+        """What is made of each batch of a split; see `pipeline.batches`. None: it stays as it is read."""
+        del split, seed
+        return None
 
     def labels(self, split: str) -> np.ndarray:
         """The stored labels of a split, all examples' one after the other; see `Ragged.labels`."""

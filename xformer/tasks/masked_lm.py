@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,6 @@ from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
 from xformer.tasks.store import Corpus
 from xformer.tasks.token_classification import NO_LABEL
-
-if TYPE_CHECKING:
-    import grain
 
 MASKED, RANDOM = 0.8, 0.1  # shares of the hidden tokens; the others stand as they are
 _FIXED, _DRAWN = 0, 1  # kinds of draws, so that none is another's
@@ -150,18 +147,8 @@ class MaskedData(TaskData):
         """All tokens of a split, those of texts that are cut too."""
         return self.examples(split).tokens
 
-    def batches(
-        self,
-        split: str,
-        batch_size: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        epochs: int | None,
-        shard_index: int = 0,
-        shard_count: int = 1,
-    ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
-        """As `TaskData.batches`: `inputs` with hidden tokens, `places`, `targets`, `characters` and `weights`."""
+    def _change(self, split: str, seed: int) -> pipeline.Change:
+        """Whole texts become `inputs` with hidden tokens, `places`, `targets`, `characters` and `weights`."""
 
         def change(batch: dict[str, np.ndarray], indices: np.ndarray, epoch: np.ndarray) -> dict[str, np.ndarray]:
             keys = np.stack([np.full_like(indices, seed), epoch, indices], axis=1)
@@ -169,10 +156,7 @@ class MaskedData(TaskData):
             characters = self._characters[batch["inputs"]].sum(axis=1).astype(np.float32)
             return {**self._hide(batch["inputs"], *draws), "characters": characters, "weights": batch["weights"]}
 
-        return pipeline.batches(
-            self.examples(split), batch_size, max_len=self.max_len, cut=self.preprocess.cut, change=change, seed=seed,
-            shuffle=shuffle, epochs=epochs, shard_index=shard_index, shard_count=shard_count,
-        )  # fmt: skip
+        return change
 
     def _hide(self, inputs: np.ndarray, kind: int, keys: np.ndarray) -> dict[str, np.ndarray]:
         """The batch of whole texts, int32 [rows, length], hidden by the draws of a key for each row, int [rows, n]."""

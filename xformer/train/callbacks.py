@@ -187,10 +187,10 @@ class Callbacks:
         return bool(self._named)
 
     def start(self, run: Run) -> None:
-        """Calls `on_start`."""
+        """Calls `on_start`, and raises CallbackFailed for a state that can't be saved, before anything is computed."""
         for name, own in self._named:
             _call(name, own, "on_start", run)
-        self.state()  # what can't be saved is said before anything is computed
+        self.state()
 
     def step(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Calls `on_step`."""

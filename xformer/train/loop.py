@@ -193,10 +193,8 @@ class Loop:
         position = self.position
         watch = self._progress.watch("validation", self.check)
         metrics = self._engine.evaluate(self._engine.variables(state), self._data, "validation", watch)
-        decisive = (
-            "loss",
-            self._run.select_metric,
-        )  # another one may be undefined on this split, such as a mean of none
+        # Another metric may be undefined on this split, as the mean of nothing is.
+        decisive = ("loss", self._run.select_metric)
         bad = [f"{name} is {metrics[name]}" for name in decisive if not math.isfinite(metrics[name])]
         if bad:
             raise self._diverged(position.step, f"validation {bad[0]}", in_training=False)
