@@ -22,17 +22,23 @@ def _forget_compiled_programs():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test marked `sampled(n)` each n-th case is for `make test`; the others are for `make test-full`.
+    """Of a test marked `sampled(n)`, n cases spread over its table are for `make test`, the others for `make test-full`.
 
-    Where the count starts differs from test to test, so that together they see every row of a table.
+    So the time of `make test` stays as it is when a variant joins the table. Where the first case stands differs from
+    test to test, so that together they see every row.
     """
     tests = collections.defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None and item.get_closest_marker("full") is None:
             tests[item.nodeid.partition("[")[0], mark.args[0]].append(item)
-    for (test, each), cases in tests.items():
-        first = zlib.crc32(test.encode()) % min(each, len(cases))
+    for (test, wanted), cases in tests.items():
+        kept = spread(len(cases), wanted, zlib.crc32(test.encode()))
         for number, item in enumerate(cases):
-            if number % each != first:
+            if number not in kept:
                 item.add_marker("full")
+
+
+def spread(total, wanted, seed):
+    """`wanted` of the numbers below `total`, or all if there are fewer, evenly spread from where the seed says."""
+    return {(seed + index * total // wanted) % total for index in range(wanted)}

@@ -61,7 +61,7 @@ def test_variants_that_mix_the_length_refuse_causal(row):
         conformance.attend(op, params, as_jax(call))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @rows(positions=True, causal=(True,))
 def test_decoding_step_by_step_equals_the_full_call(row):
     """One query at a time with a traced offset over a cache whose future still holds garbage; then seven at a time."""
@@ -91,7 +91,7 @@ def test_causal_bigbird_decodes_over_a_cache_that_grows(tokens):
         close(step, full[:, position : position + 1], message=f"step {position}")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @rows(positions=True, where=lambda case: case.pairs)
 def test_an_offset_of_each_example(row):
     call = inputs(q_len=6, kv_len=LENGTH, seed=3)

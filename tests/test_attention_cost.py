@@ -61,7 +61,7 @@ def largest(op, length, gradient):
     return max(map(math.prod, shapes))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("name", LONG)
@@ -92,7 +92,7 @@ def counted(op, shape):
     return cost.count(run, at(shape.q_len, shape.num_heads), key, key, params)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @rows(positions=True, causal=(False, True), implementations=(None, *BOTH))
 def test_closed_form_cost_equals_the_counter(row):
     shapes = SHAPES if getattr(row.op, "position", None) is None else SHAPES[:3]

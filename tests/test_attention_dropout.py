@@ -26,7 +26,7 @@ def dropped(row, params, call, key=KEY, rate=0.5, broadcast=True):
     return np.asarray(forward(row.op, params, as_jax(call) | {"dropout_rng": key}, options))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(1)
 @rows()
 def test_acts_repeats_and_differs_by_key(row):
     call = inputs()
@@ -38,7 +38,7 @@ def test_acts_repeats_and_differs_by_key(row):
     assert np.abs(one - dropped(row, params, call, jax.random.key(1))).max() > 0.05
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @rows(implementations=BOTH, where=lambda case: case.pairs)
 def test_weights_are_dropped_whole_and_scaled(row):
     """With equal scores and one-hot values the output is the weights: each is zero or weight / keep probability."""
@@ -68,7 +68,7 @@ def test_mean_over_keys_is_the_undropped_output(row):
     assert (np.abs(draws.mean(axis=0) - plain) < 6 * error + 1e-5).all()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(1)
 @rows(implementations=BOTH, where=conformance.one_of_each)
 def test_broadcast_shares_the_mask_between_examples(row):
     call = inputs(batch=1)
@@ -103,7 +103,7 @@ def test_dropout_without_a_key_or_with_an_impossible_rate_is_refused(row):
             conformance.attend(row.op, params, call, dropout_rng=KEY, dropout_rate=rate, deterministic=False)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @rows(positions=True, implementations=("xla",))
 def test_gradient_meets_the_same_mask_as_the_output(row):
     """<c, out(v)> is linear in the values, so the gradient gives it exactly; scores by central differences."""

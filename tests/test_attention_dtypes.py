@@ -44,13 +44,13 @@ def check_narrow(row, dtype):
     conformance.check_gradients(row, params, rounded, cotangent, gradients, 2 * TOLERANCES[dtype])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @rows(positions=True, implementations=("xla",))
 def test_bfloat16_under_every_position(row):
     check_narrow(row, "bfloat16")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @rows(implementations=BOTH)
 def test_float16_with_a_padding_mask(row):
     check_narrow(row, "float16")

@@ -45,7 +45,7 @@ BY_ROW = [(name, position, relative_tiles.LONGEST_ROW) for position in POSITIONS
 BY_TILE = [("full", POSITIONS[0], 8), ("bigbird", POSITIONS[0], 8), ("causal", POSITIONS[1], 8)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "position", "longest"),
     BY_ROW + BY_TILE,

@@ -38,7 +38,7 @@ def check_nnx_layer(row):
     close(run(layer, mask=MASK), np.einsum("blhd,hdw->blw", heads, layer.out.kernel[...]), 5e-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @rows(causal=(False, True))
 def test_nnx_layer(row):
     check_nnx_layer(row)
@@ -66,7 +66,7 @@ def test_nnx_layer_equals_its_functional_core_under_jit_and_grad(row):
         assert all(np.any(x) for x in jax.tree.leaves(gradients["attention_fn"]))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @rows(where=lambda case: case.pairs)
 def test_nnx_layer_equals_dense_attention_under_the_pattern(row):
     """Flax's own attention under the op's pattern as a mask gives the same layer output.
@@ -79,7 +79,7 @@ def test_nnx_layer_equals_dense_attention_under_the_pattern(row):
     close(run(nnx_layer(row.op), mask=MASK)[sees], np.asarray(want)[sees], 5e-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @rows(where=lambda case: case.causal)
 def test_nnx_layer_is_causal_passes_through(row):
     """`is_causal=True` of Flax's layer equals the op's own field."""
@@ -93,7 +93,7 @@ def test_linen_layer(row):
     check_linen_layer(row)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @rows(positions=True, where=lambda case: case.name == "full")
 def test_linen_layer_under_every_position(row):
     check_linen_layer(row)

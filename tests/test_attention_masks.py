@@ -24,7 +24,7 @@ from conformance import (
 PADDED = padding([LENGTH - 9, 7], LENGTH)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @rows(where=one_of_each)
 @pytest.mark.parametrize("dtype", [bool, np.float32, np.int32])
 def test_padding_mask_of_any_dtype(row, dtype):
@@ -58,7 +58,7 @@ def test_general_mask_broadcasts(row, shape):
     close(forward(row.op, {}, as_jax(call)), expected(row, {}, call))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @rows(where=lambda case: case.pairs, implementations=BOTH)
 @pytest.mark.parametrize("shape", [(LENGTH, LENGTH), (BATCH, 1, 1, LENGTH)], ids=str)
 def test_bias_broadcasts_and_its_gradient_sums_back(row, shape):
@@ -69,7 +69,7 @@ def test_bias_broadcasts_and_its_gradient_sums_back(row, shape):
     conformance.check_gradients(row, {}, call, cotangent, gradients)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @rows(positions=True, implementations=BOTH)
 def test_padded_places_cannot_move_the_result(row):
     """Real outputs are the same whatever stands in padding, and padded keys and values get exactly no gradient."""
@@ -90,7 +90,7 @@ def test_padded_places_cannot_move_the_result(row):
         assert not np.any(np.asarray(second[2][name])[hidden]), f"gradient reaches padded {name}"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @rows(causal=(False, True), where=lambda case: case.appendable)
 def test_appended_padding_changes_nothing(row):
     check_appended_padding(row)
@@ -110,7 +110,7 @@ def check_appended_padding(row):
     close(long[:, :40], np.asarray(short), 1e-6)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @rows(positions=True, causal=(False, True), implementations=BOTH)
 def test_fully_padded_example_gives_zeros_and_no_gradient(row):
     call = inputs() | {"mask": padding([LENGTH, 0], LENGTH)}
@@ -124,7 +124,7 @@ def test_fully_padded_example_gives_zeros_and_no_gradient(row):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params_gradient))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10)
 @rows(positions=True, causal=(True,), implementations=BOTH)
 def test_no_gradient_from_the_future(row):
     """The output at t has a gradient of exactly zero to keys and values after t, and to every other query."""
@@ -140,7 +140,7 @@ def test_no_gradient_from_the_future(row):
         assert not np.any(np.delete(np.asarray(gradients["query"]), t, axis=1))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @rows(where=lambda case: case.pairs, implementations=BOTH)
 def test_segments_as_an_array_and_as_a_pair(row):
     """The pair (query ids, key ids) with different ids on both sides; a segment of -1 is a segment like any other."""
@@ -170,7 +170,7 @@ def test_mask_that_hides_every_key_of_one_query(row):
     assert not np.any(np.asarray(out)[:, 5]) and np.all(np.any(np.asarray(out), axis=(2, 3))[:, [4, 6]])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @rows()
 @pytest.mark.parametrize("shape", [(), (BATCH, 1, 1, 1), (1, HEADS, 1, 1)], ids=str)
 def test_a_mask_that_broadcasts_over_keys_and_hides_nothing_changes_nothing(row, shape):

@@ -30,7 +30,7 @@ def same(got, expected):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("op", OPS, ids=IDS)
 @pytest.mark.parametrize("check", [True, False])
 def test_within_shard_map_gradients_of_what_devices_share_are_summed(op, check):

@@ -44,7 +44,7 @@ class Union(Attention):
 PARTS = Near(20, -1), Near(0, 0), Near(-1, 9)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("implementation", BOTH)
 @pytest.mark.parametrize("sinks", [False, True])

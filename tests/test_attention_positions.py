@@ -72,7 +72,7 @@ def test_alibi_at_any_number_of_heads(heads, causal):
     close(forward(row.op, {}, as_jax(call)), expected(row, {}, call))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
 @pytest.mark.parametrize("length", [15, 16, 17, 40])
 @pytest.mark.parametrize("causal", [False, True])

@@ -53,7 +53,7 @@ def test_each_alone_with_a_padding_mask(row, extra):
     check(row, inputs() | ALONE[extra] | {"mask": padding([LENGTH - 9, 0], LENGTH)})
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @PAIRS
 def test_values_deeper_and_shallower_than_keys(row):
     for value_dim in (3, 9):
@@ -61,7 +61,7 @@ def test_values_deeper_and_shallower_than_keys(row):
         assert out.shape == (2, LENGTH, HEADS, value_dim)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @rows(implementations=BOTH, where=lambda case: case.pairs and one_of_each(case))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(row, dtype):

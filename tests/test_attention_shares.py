@@ -28,7 +28,7 @@ def outcome(op, bias_batch, broadcast_dropout):
     return jax.tree.leaves((out, pull(jnp.cos(out))))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("broadcast_dropout", [True, False])
 @pytest.mark.parametrize("bias_batch", [1, 6])
 @pytest.mark.parametrize("op", OPS, ids=["full", "window", "bigbird"])

@@ -35,7 +35,7 @@ def check(row, call, options=()):
     conformance.check_gradients(row, params, call, cotangent, gradients)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @rows(positions=True, causal=(False, True), implementations=BOTH)
 def test_equals_the_reference_with_every_argument(row):
     check(row, conformance.everything(row))
@@ -53,7 +53,7 @@ def test_any_length(row, length):
     close(forward(row.op, {}, as_jax(call)), expected(row, {}, call))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @rows(causal=(False, True), where=lambda case: case.pairs)
 @pytest.mark.parametrize("length", [65, 640])
 def test_the_best_implementation_at_short_and_long_lengths(row, length):
@@ -67,7 +67,7 @@ def test_any_length_up_to_the_maximum(row, length):
     check(row, inputs(q_len=length, batch=1, seed=length))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @rows(positions=True, implementations=("xla",), where=lambda case: case.name in ("full", "bigbird"))
 def test_keys_in_several_chunks(row):
     """The online softmax carries its sums from one chunk of keys to the next only above 1,024 keys in a row.
@@ -84,19 +84,19 @@ def test_keys_in_several_chunks(row):
     conformance.check_gradients(row, params, call, cotangent, gradients, offset=at)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @rows(causal=(False, True), implementations=("xla",), where=lambda case: case.pairs)
 def test_long_gradients_cross_many_tiles(row):
     check(row, inputs(q_len=700, batch=1, heads=2, kv_heads=1, seed=2))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(1)
 @rows(positions=True, implementations=("xla",), where=lambda case: case.name == "full")
 def test_long_gradients_of_every_position_term(row):
     check(conformance.reaching(row, 700), inputs(q_len=700, batch=1, heads=2, kv_heads=1, seed=2))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @rows(positions=True, where=lambda case: case.pairs)
 def test_forward_mode_of_the_reference_implementation(row):
     """`implementation="reference"` differentiates forward: a custom VJP alone would refuse."""
@@ -144,7 +144,7 @@ def test_leading_batch_axes():
         close(forward(case.op, params, as_jax({name: x[0] for name, x in call.items()})), want[0])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @rows(causal=(False, True), where=lambda case: getattr(case.op, "sharing", "none") == "none")
 @conformance.drawn(5)
 @hypothesis.given(data=st.data())

@@ -233,6 +233,7 @@ def test_variants_are_compared_on_several_tasks(run, errors, tmp_path):
     assert code == cli.WRONG_ARGUMENTS and "tasks.long.task.max_len: 48 there, 64 now" in err
 
 
+@pytest.mark.full
 def test_seeds_share_what_is_compiled_and_change_nothing_by_it(config, tmp_path):
     """A run in a comparison is, bit for bit, the run alone: BigBird, whose random blocks no seed of a run decides."""
     overrides = [

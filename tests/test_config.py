@@ -36,7 +36,7 @@ def test_all_shipped_configs_are_known_here():
     assert set(shipped.names()) == {*EXPERIMENTS, *COMPARISONS}
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("variant", [*VARIANTS, "bigbird+shaw", "window+rotary", "window+alibi"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_variant_of_every_config_loads(name, variant):

@@ -216,6 +216,7 @@ def trained(tmp_path_factory):
     return workdir, data_dir, overrides
 
 
+@pytest.mark.full
 def test_a_stack_trains_and_loads(trained):
     run = xformer.load(trained[0])
     assert len(run.model.blocks) == 2 and run.config.attention.name == "layers"

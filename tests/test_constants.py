@@ -202,7 +202,7 @@ def trained_once(**options):
     return held, outputs, jax.tree.leaves(nnx.state(grads, nnx.Param))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("options", [{"scan_layers": True}, {"remat": True}, {"scan_layers": True, "remat": True}])
 def test_scan_and_remat_carry_constants_as_the_plain_model_does(options, shared):
@@ -246,7 +246,7 @@ def read(workdir, step=10):
     return warm_start.read(workdir / "checkpoints" / str(step), "model")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.full
 @pytest.mark.usefixtures("compile_cache")
 @pytest.mark.parametrize(
     "settings",

@@ -20,6 +20,7 @@ PAGES = [
     path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if BLOCK.search(path.read_text())
 ]
 SLOW = (
+    "README.md",
     "compare.md",
     "launch.md",
     "reuse.md",

@@ -39,6 +39,7 @@ def xformer(folder, cwd, *arguments):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.full
 def test_parts_of_an_installed_package_train_and_evaluate(installed, tmp_path):
     config = EXAMPLE / "own_parts" / "config.py"
     run = ("run", f"--config={config}", "--workdir=own")

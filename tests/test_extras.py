@@ -64,6 +64,7 @@ def test_a_missing_extra_is_one_line_with_the_command(args, extra, tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.full
 def test_bench_measures_without_a_picture(tmp_path):
     sizes = ("--attention=full", "--lengths=16", "--heads=1", "--head_dim=4", "--peers=none", "--rounds=1")
     code, out, err = base_install(COMMAND, "bench", *sizes, f"--out={tmp_path}/bench.json")

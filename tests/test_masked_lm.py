@@ -304,6 +304,7 @@ def stored(workdir, step):
     return warm_start.read(workdir / "checkpoints" / str(step), "model")
 
 
+@pytest.mark.full
 def test_a_stopped_run_goes_on_exactly(trained, tmp_path):
     workdir, data_dir, config, engine = trained
     stop = config | {"train": config["train"] | {"stop_at_step": 3}}

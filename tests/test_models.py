@@ -188,7 +188,7 @@ def test_bad_input_is_one_line():
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.full)])
 def test_a_small_model_learns_in_a_hundred_steps(norm):
     """Whether token 1 stands anywhere before token 2: attention and positions are both needed."""
     model = make_model(Full(), norm=norm, width=32, mlp_dim=64)

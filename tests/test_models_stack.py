@@ -33,7 +33,7 @@ def gradient(model, *args):
     return value, jax.tree.leaves(nnx.state(model.unrolled()))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "way", "kwargs"),
     [

@@ -57,6 +57,7 @@ def planned(config, workdir, *overrides):
     return comparison_runs.plan(parts, workdir)
 
 
+@pytest.mark.full
 def test_one_command_pretrains_fine_tunes_reports_and_skips(config, tmp_path, capsys, monkeypatch):
     """One story, since every run costs compilation."""
     monkeypatch.setattr(style, "DPI", 50)

@@ -152,6 +152,7 @@ def test_load_needs_a_checkpoint(trained, tmp_path):
         xformer.load(tmp_path)
 
 
+@pytest.mark.full
 def test_config_json_repeats_the_run_exactly(trained, tmp_path, data_dir):
     args = (f"--config={trained}/config.json", f"--workdir={tmp_path}/b")
     code, _, err = finish(start(*args, data_dir=data_dir))
@@ -243,7 +244,7 @@ FEW = tuple(f"--config.task.num_{split}=8" for split in ("train", "validation", 
 SHORT = ("--config.task.max_len=32",)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("spec", "smaller"),
     [

@@ -10,6 +10,8 @@ from train_fake import arrays, compile_cache, rows  # noqa: F401
 import xformer
 from xformer.commands import cli, run
 
+pytestmark = pytest.mark.full
+
 SETTINGS = (
     f"{DEMO}:bigbird",
     *SMALL,
@@ -44,7 +46,6 @@ def scanned(train):
     return train("scanned", *SCAN)
 
 
-@pytest.mark.full
 def test_a_restart_changes_nothing(train, scanned):
     train("twice", *SCAN, "--config.train.stop_at_step=4", code=75)
     twice = train("twice", *SCAN)
@@ -53,7 +54,6 @@ def test_a_restart_changes_nothing(train, scanned):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.full
 def test_it_trains_as_the_plain_model_does(train, scanned):
     """Dropout on: each layer of the scan draws what it draws alone."""
     for one, other in zip(rows(train("plain")), rows(scanned), strict=True):

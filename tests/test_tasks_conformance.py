@@ -121,7 +121,7 @@ def test_better_metrics_are_better(opened):
     assert better["loss"] < worse["loss"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_fillers_add_nothing(opened):
     task, data = opened
     batch = batch_of(data)
@@ -138,7 +138,7 @@ def test_fillers_add_nothing(opened):
     assert jnp.isfinite(gradient).all() and not gradient[BATCH:].any()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(9)
 def test_metrics_of_parts_add_up_to_those_of_the_whole(opened):
     task, data = opened
     batch = batch_of(data)
@@ -177,7 +177,7 @@ def test_the_baseline_is_what_a_naive_guesser_scores(opened):
         assert scores["accuracy"] == pytest.approx(np.mean(right[test >= 0]), abs=1e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(9)
 def test_no_outputs_that_read_nothing_beat_the_baseline_on_training_data(opened):
     task, data = opened
     train = batch_of(data, "train", data.num_examples("train"))

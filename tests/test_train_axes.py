@@ -41,7 +41,7 @@ def one_device(tmp_path_factory, compile_cache):  # noqa: F811
     return losses(tmp_path_factory.mktemp("one"), {"data": 1})[1]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.full
 @pytest.mark.parametrize("axes", [("data",), *itertools.combinations(AXES, 2)], ids="-".join)
 def test_the_losses_of_one_device(tmp_path, one_device, axes):
     mesh = {"data": 8} if axes == ("data",) else {axes[0]: 4, axes[1]: 2}
@@ -58,7 +58,7 @@ def test_bfloat16_on_a_mesh_keeps_float32_parameters(tmp_path, one_device):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.full
 def test_the_layer_of_a_nan_is_named_on_a_mesh(tmp_path):
     """Scanned, recomputed, in micro-batches: still the first layer where it appears."""
 

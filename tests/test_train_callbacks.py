@@ -127,7 +127,7 @@ def test_a_metric_that_should_fall_stops_when_it_rises():
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "settings",
     [
