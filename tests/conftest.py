@@ -22,7 +22,7 @@ def _forget_compiled_programs():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test marked `sampled(n)`, n cases spread over its table are for `make test`, the others for `make test-full`.
+    """Of a test marked `sampled(n)`, n cases all over its table are for `make test`, the others for `make test-full`.
 
     So the time of `make test` stays as it is when a variant joins the table. Where the first case stands differs from
     test to test, so that together they see every row.
