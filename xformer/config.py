@@ -190,13 +190,14 @@ COMPARISON = {
     "tasks": schema.Parameter(dict[str, Any], {}),
     "seeds": schema.Parameter(tuple[int, ...], (0,)),
     "report": schema.Parameter(Any, {}),
+    "baseline": schema.Parameter(str | None, None),
     "pretrain": schema.Parameter(Any, None),
 }
 
 
 def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """The checked comparison config of a file, complete: `name`, `base`, `variants`, `tasks`, `seeds`, `report`, and
-    `pretrain` where it has one.
+    `baseline` and `pretrain` where it has them.
 
     Overrides of an experiment's sections are overrides of `base`: `train.num_steps=10` is `base.train.num_steps=10`.
     """
@@ -258,6 +259,11 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
                 most = f"at most {schema.MAX_NAME} letters, digits and _ + -"
                 most += ", and not 'runs', where a comparison keeps its runs" if key == "tasks" else ""
                 raise ConfigError(f"{key}: got the name {schema.show(name)}, takes {most}")
+    if checked["baseline"] is None:
+        del checked["baseline"]
+    elif checked["baseline"] not in checked["variants"]:
+        got = schema.show(checked["baseline"])
+        raise ConfigError(f"baseline: got {got}, takes one of the variants: {', '.join(checked['variants'])}")
     seeds = checked["seeds"]
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
         raise ConfigError(f"seeds: got {seeds}, takes different integers from 0 to 2**32 - 1")

@@ -3,11 +3,12 @@
   xformer compare --config=compare_listops --workdir=runs/b [--config.base.train.num_steps=200]
 
 A comparison config has `name`, `base` (an experiment), `variants` (name -> what it changes of the base, as a rule only
-`attention`), `seeds` and `report`. With `tasks` (name -> what it changes of the base, as a rule only `task`) the
-variants are compared on each of them, under WORKDIR/TASK, and the report begins with one table of all. With `pretrain`
-(`num_steps` and more) every run starts from a masked language model of its own, trained first. The same command again
-skips the runs that are finished and resumes the others; it ends with the table, and `report.html`, `report.md` and
-`results.jsonl` lie in the workdir.
+`attention`), `seeds` and `report`; `baseline` names the variant that the others are compared with (full attention, or
+else the first). With `tasks` (name -> what it changes of the base, as a rule only `task`) the variants are compared on
+each of them, under WORKDIR/TASK, and the report begins with one table of all. With `pretrain` (`num_steps` and more)
+every run starts from a masked language model of its own, trained first. The same command again skips the runs that are
+finished and resumes the others; it ends with the table, and `report.html`, `report.md`, `results.jsonl` (every run) and
+`comparison.json` (the tables) lie in the workdir.
 Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 some run failed,
 all others are done.
 """
@@ -114,7 +115,9 @@ def claim(workdir: Path, config: ConfigDict) -> None:
 
 def _may_change(key: str) -> bool:
     section, _, rest = key.partition(".")
-    return section == "report" or any(f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE)
+    return section in ("report", "baseline") or any(
+        f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE
+    )
 
 
 def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> report.Report:
