@@ -233,6 +233,32 @@ def test_variants_are_compared_on_several_tasks(run, errors, tmp_path):
     assert code == cli.WRONG_ARGUMENTS and "tasks.long.task.max_len: 48 there, 64 now" in err
 
 
+@pytest.mark.usefixtures("errors")
+def test_variants_and_seeds_are_added_to_a_finished_comparison(run, tmp_path):
+    runs = lambda: {path.name for path in folders(tmp_path).iterdir()}
+    few = ("--config.seeds=0", "--config.variants=full,win-1_+")
+    assert run(*few)[0] == cli.FINISHED and runs() == {"full-0", "win-1_+-0"}
+    before = (folders(tmp_path) / "full-0" / "result.json").stat().st_mtime_ns
+    code, out, err = run("--config.seeds=0,3", "--config.variants=full,linformer")  # one of the table of variants
+    assert code == cli.FINISHED, err
+    assert runs() == {"full-0", "win-1_+-0", "full-3", "linformer-0", "linformer-3"}
+    assert "1 of 4 runs are finished already" in err
+    assert (folders(tmp_path) / "full-0" / "result.json").stat().st_mtime_ns == before
+    # What was not asked for this time stays in the report.
+    stored = json.loads((tmp_path / "work" / "config.json").read_text())
+    assert list(stored["seeds"]) == [0, 3] and set(stored["variants"]) == {"full", "win-1_+", "linformer"}
+    assert "win-1_+" in out and "linformer" in out
+    rows = [json.loads(line) for line in (tmp_path / "work" / "results.jsonl").read_text().splitlines()]
+    assert {(row["variant"], row["seed"], row["status"]) for row in rows if row["variant"] == "win-1_+"} == {
+        ("win-1_+", 0, "finished"),
+        ("win-1_+", 3, "not started"),
+    }
+    code, _, err = run("--config.seeds=0", "--config.variants.win-1_+.attention.left=5")
+    assert code == cli.WRONG_ARGUMENTS and "variants.win-1_+.attention.left: 4 there, 5 now" in err
+    code, _, err = run("--config.variants=full,lokal")
+    assert code == cli.WRONG_ARGUMENTS and err.startswith("error: variants: got 'lokal'; has full, win-1_+, and ")
+
+
 @pytest.mark.full
 def test_seeds_share_what_is_compiled_and_change_nothing_by_it(config, tmp_path):
     """A run in a comparison is, bit for bit, the run alone: BigBird, whose random blocks no seed of a run decides."""

@@ -20,6 +20,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -27,7 +28,14 @@ from xformer import extras, report
 from xformer.bench import attention_costs
 from xformer.commands import cli, hosts, pictures
 from xformer.commands.comparison_runs import Planned, interrupted, plan, prepare, train
-from xformer.config import COMPARISON, ReportOptions, comparison_parts, comparison_runs, load_comparison
+from xformer.config import (
+    COMPARISON,
+    ReportOptions,
+    check_comparison,
+    comparison_parts,
+    comparison_runs,
+    load_comparison,
+)
 from xformer.config_help import comparison_help
 from xformer.difference import difference
 from xformer.experiment import Experiment, as_json, build
@@ -67,8 +75,8 @@ def command(argv: Sequence[str]) -> None:
     main = hosts.is_main()
     with folders.lock(workdir) if main else contextlib.nullcontext():
         if main:
-            claim(workdir, config)
-            for task, part in parts.items():
+            config = claim(workdir, config)
+            for task, part in comparison_parts(config).items():
                 if task:
                     (workdir / task).mkdir(exist_ok=True)
                     claim(workdir / task, part)
@@ -92,8 +100,12 @@ def command(argv: Sequence[str]) -> None:
                           "the same command with a later stop_at_step, or None, goes on from there", 0)  # fmt: skip
 
 
-def claim(workdir: Path, config: ConfigDict) -> None:
+def claim(workdir: Path, config: ConfigDict) -> ConfigDict:
     """Writes `config.json`, or checks the one that is there: what was computed must not change, the report may.
+
+    Returns:
+      The comparison of the workdir: that of `config`, and the variants and seeds that were there and are not asked for
+      now. They are not trained again, and stay in the report.
 
     Raises:
       WorkdirMismatch: the workdir holds another comparison; the message shows the difference.
@@ -106,18 +118,38 @@ def claim(workdir: Path, config: ConfigDict) -> None:
             raise WorkdirMismatch(f"{path} is empty or damaged; put it back as it was, or choose another workdir")
         if "variants" not in before:
             raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
+        given = joined(before, given)
         found = difference(before, given)
-        changes = [f"{key}: {there} there, {now} now" for key, (there, now) in found.items() if not _may_change(key)]
+        changes = [f"{key}: {there} there, {now} now" for key, (there, now) in found.items()
+                   if not _may_change(key, before)]  # fmt: skip
         if changes:
             raise WorkdirMismatch(f"{workdir} holds another comparison: {'; '.join(changes)}; choose another workdir")
+        config = check_comparison(given)
     folders.write_json(path, given)
+    return config
 
 
-def _may_change(key: str) -> bool:
+def joined(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The comparison `given`, with the variants and the seeds of `before` too; both as JSON."""
+    old, new = before.get("variants", {}), given["variants"]
+    whole = {**given, "variants": {**{name: new.get(name, old[name]) for name in old}, **new}}
+    seeds = before.get("seeds", [])
+    whole["seeds"] = [*seeds, *(seed for seed in given["seeds"] if seed not in seeds)]
+    for task, changes in before.get("tasks", {}).items():
+        if task in given.get("tasks", {}):
+            both = {**changes.get("variants", {}), **given["tasks"][task]["variants"]}
+            whole["tasks"] = {**whole["tasks"], task: {**given["tasks"][task], "variants": both}}
+    return whole
+
+
+def _may_change(key: str, before: Mapping[str, Any]) -> bool:
     section, _, rest = key.partition(".")
-    return section in ("report", "baseline") or any(
-        f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE
-    )
+    if section == "tasks" and rest.partition(".")[2].startswith("variants."):  # of one task
+        section, rest = "variants", rest.partition(".")[2].removeprefix("variants.")
+    new = section == "variants" and rest.partition(".")[0] not in before["variants"]
+    if new or section in ("report", "baseline", "seeds"):
+        return True
+    return any(f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE)
 
 
 def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> report.Report:
