@@ -13,7 +13,7 @@ from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
 from xformer.bench import attention_costs
 from xformer.commands import cli, compare, comparison_runs, pictures
-from xformer.report import style
+from xformer.report import formatting, style
 from xformer.report.costs import CostRow
 from xformer.train import Diverged, Interrupted
 
@@ -73,6 +73,8 @@ def folders(tmp_path):
 def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
     """One story, since every run costs compilation."""
     work = tmp_path / "work"
+    code, dry, err = run("--dry_run")
+    assert code == cli.FINISHED and not work.exists() and "4 runs, 4 to train" in dry, err
     code, out, err = run()
     assert code == cli.FINISHED, err
     assert "report.html" in out.splitlines()[-1] and "full" in out and "win-1_+" in out
@@ -90,6 +92,12 @@ def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
         assert row["last_step"] == 4 and row["status"] == "finished"
     for name in ("quality", "pareto", "costs", "patterns"):
         assert (work / f"{name}.png").exists(), name
+    assert "The data is not prepared yet; assumed: num_classes" in dry
+    code, dry, _ = run("--dry_run")
+    assert code == cli.FINISHED and dry.splitlines()[-1] == "4 runs, 0 to train: 0 FLOP"
+    for row in results:
+        told = next(line for line in dry.splitlines() if line.startswith(row["variant"]))
+        assert f" {formatting.si(row['train_flops'])} " in told and f" {row['num_params']:,} " in told
     page = (work / "report.html").read_text()
     assert "Attention only: every other key" in page and "attention.left" in page
 

@@ -8,7 +8,8 @@ else the first). With `tasks` (name -> what it changes of the base, as a rule on
 each of them, under WORKDIR/TASK, and the report begins with one table of all. With `pretrain` (`num_steps` and more)
 every run starts from a masked language model of its own, trained first. The same command again skips the runs that are
 finished and resumes the others; it ends with the table, and `report.html`, `report.md`, `results.jsonl` (every run) and
-`comparison.json` (the tables) lie in the workdir.
+`comparison.json` (the tables) lie in the workdir. `--config.variants=full,local --config.seeds=0,1` picks runs by name,
+and adds them to a comparison that is finished.
 Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 some run failed,
 all others are done.
 """
@@ -26,7 +27,7 @@ from ml_collections import ConfigDict
 
 from xformer import extras, report
 from xformer.bench import attention_costs
-from xformer.commands import cli, hosts, pictures
+from xformer.commands import cli, dry_run, hosts, pictures
 from xformer.commands.comparison_runs import Planned, interrupted, plan, prepare, train
 from xformer.config import (
     COMPARISON,
@@ -57,6 +58,7 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--workdir", help="folder of the comparison, made if it is not there")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--report_only", action="store_true", help="train nothing, report on the runs that are there")
+    parser.add_argument("--dry_run", action="store_true", help="train nothing, say what the runs cost")
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
     workdir = parser.workdir(args)
@@ -72,6 +74,9 @@ def command(argv: Sequence[str]) -> None:
         return
     parts = comparison_parts(config)
     runs = plan(parts, workdir)
+    if args.dry_run:
+        print(dry_run.table(runs, args.data_dir))
+        return
     main = hosts.is_main()
     with folders.lock(workdir) if main else contextlib.nullcontext():
         if main:
