@@ -13,7 +13,7 @@ from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
 from xformer.bench import attention_costs
 from xformer.commands import cli, compare, comparison_runs, pictures
-from xformer.report import style
+from xformer.report import formatting, style
 from xformer.report.costs import CostRow
 from xformer.train import Diverged, Interrupted
 
@@ -73,6 +73,8 @@ def folders(tmp_path):
 def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
     """One story, since every run costs compilation."""
     work = tmp_path / "work"
+    code, dry, err = run("--dry_run")
+    assert code == cli.FINISHED and not work.exists() and "4 runs, 4 to train" in dry, err
     code, out, err = run()
     assert code == cli.FINISHED, err
     assert "report.html" in out.splitlines()[-1] and "full" in out and "win-1_+" in out
@@ -90,6 +92,12 @@ def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
         assert row["last_step"] == 4 and row["status"] == "finished"
     for name in ("quality", "pareto", "costs", "patterns"):
         assert (work / f"{name}.png").exists(), name
+    assert "The data is not prepared yet; assumed: num_classes" in dry
+    code, dry, _ = run("--dry_run")
+    assert code == cli.FINISHED and dry.splitlines()[-1] == "4 runs, 0 to train: 0 FLOP"
+    for row in results:
+        told = next(line for line in dry.splitlines() if line.startswith(row["variant"]))
+        assert f" {formatting.si(row['train_flops'])} " in told and f" {row['num_params']:,} " in told
     page = (work / "report.html").read_text()
     assert "Attention only: every other key" in page and "attention.left" in page
 
@@ -231,6 +239,32 @@ def test_variants_are_compared_on_several_tasks(run, errors, tmp_path):
     assert code == cli.FINISHED and "6 of 8 runs are finished already" in err
     code, _, err = run(tasks[0], "--config.tasks.long.task.max_len=64")
     assert code == cli.WRONG_ARGUMENTS and "tasks.long.task.max_len: 48 there, 64 now" in err
+
+
+@pytest.mark.usefixtures("errors")
+def test_variants_and_seeds_are_added_to_a_finished_comparison(run, tmp_path):
+    runs = lambda: {path.name for path in folders(tmp_path).iterdir()}
+    few = ("--config.seeds=0", "--config.variants=full,win-1_+")
+    assert run(*few)[0] == cli.FINISHED and runs() == {"full-0", "win-1_+-0"}
+    before = (folders(tmp_path) / "full-0" / "result.json").stat().st_mtime_ns
+    code, out, err = run("--config.seeds=0,3", "--config.variants=full,linformer")  # one of the table of variants
+    assert code == cli.FINISHED, err
+    assert runs() == {"full-0", "win-1_+-0", "full-3", "linformer-0", "linformer-3"}
+    assert "1 of 4 runs are finished already" in err
+    assert (folders(tmp_path) / "full-0" / "result.json").stat().st_mtime_ns == before
+    # What was not asked for this time stays in the report.
+    stored = json.loads((tmp_path / "work" / "config.json").read_text())
+    assert list(stored["seeds"]) == [0, 3] and set(stored["variants"]) == {"full", "win-1_+", "linformer"}
+    assert "win-1_+" in out and "linformer" in out
+    rows = [json.loads(line) for line in (tmp_path / "work" / "results.jsonl").read_text().splitlines()]
+    assert {(row["variant"], row["seed"], row["status"]) for row in rows if row["variant"] == "win-1_+"} == {
+        ("win-1_+", 0, "finished"),
+        ("win-1_+", 3, "not started"),
+    }
+    code, _, err = run("--config.seeds=0", "--config.variants.win-1_+.attention.left=5")
+    assert code == cli.WRONG_ARGUMENTS and "variants.win-1_+.attention.left: 4 there, 5 now" in err
+    code, _, err = run("--config.variants=full,lokal")
+    assert code == cli.WRONG_ARGUMENTS and err.startswith("error: variants: got 'lokal'; has full, win-1_+, and ")
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from xformer import experiment, presets, pretraining, schema, sections, shipped
+from xformer.checks import ArgumentError
 from xformer.experiment import Experiment
 from xformer.schema import ConfigError, Text
 
@@ -190,22 +191,40 @@ COMPARISON = {
     "tasks": schema.Parameter(dict[str, Any], {}),
     "seeds": schema.Parameter(tuple[int, ...], (0,)),
     "report": schema.Parameter(Any, {}),
+    "baseline": schema.Parameter(str | None, None),
     "pretrain": schema.Parameter(Any, None),
 }
 
 
 def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """The checked comparison config of a file, complete: `name`, `base`, `variants`, `tasks`, `seeds`, `report`, and
-    `pretrain` where it has one.
+    `baseline` and `pretrain` where it has them.
 
     Overrides of an experiment's sections are overrides of `base`: `train.num_steps=10` is `base.train.num_steps=10`.
+    `variants=full,local` picks variants by name; one that the file lacks is taken from `xformer.presets.attention`.
+    `seeds=0` is one seed, `seeds=0,1` are two.
     """
     to_base = lambda item: f"base.{item}" if re.split("[.=]", item)[0] in sections.SECTIONS else item
     config = read(spec)
-    overrides = [to_base(item) for item in overrides]
+    overrides = [re.sub(r"^seeds=\s*(\d+)\s*$", r"seeds=(\1,)", to_base(item)) for item in overrides]
+    for item in [item for item in overrides if re.match(r"variants=\s*[^\s{]", item)]:
+        overrides.remove(item)
+        config["variants"] = _picked(config.get("variants"), item.partition("=")[2])
     for item in overrides:
         _check_is_read(config, item)
     return check_comparison(override(config, overrides))
+
+
+def _picked(there: Any, names: str) -> dict[str, Any]:
+    """The variants of these names, separated by commas: those of the file, others from the table of variants."""
+    known = schema.as_mapping("variants", there)
+    picked: dict[str, Any] = {}
+    for name in filter(None, map(str.strip, names.split(","))):
+        try:
+            picked[name] = known[name] if name in known else {"attention": presets.attention(name)}
+        except ArgumentError as error:
+            raise ConfigError(f"variants: got {name!r}; has {', '.join(known)}, and {error}") from None
+    return picked
 
 
 def _check_is_read(config: Mapping[str, Any], item: str) -> None:
@@ -258,6 +277,11 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
                 most = f"at most {schema.MAX_NAME} letters, digits and _ + -"
                 most += ", and not 'runs', where a comparison keeps its runs" if key == "tasks" else ""
                 raise ConfigError(f"{key}: got the name {schema.show(name)}, takes {most}")
+    if checked["baseline"] is None:
+        del checked["baseline"]
+    elif checked["baseline"] not in checked["variants"]:
+        got = schema.show(checked["baseline"])
+        raise ConfigError(f"baseline: got {got}, takes one of the variants: {', '.join(checked['variants'])}")
     seeds = checked["seeds"]
     if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
         raise ConfigError(f"seeds: got {seeds}, takes different integers from 0 to 2**32 - 1")

@@ -3,11 +3,13 @@
   xformer compare --config=compare_listops --workdir=runs/b [--config.base.train.num_steps=200]
 
 A comparison config has `name`, `base` (an experiment), `variants` (name -> what it changes of the base, as a rule only
-`attention`), `seeds` and `report`. With `tasks` (name -> what it changes of the base, as a rule only `task`) the
-variants are compared on each of them, under WORKDIR/TASK, and the report begins with one table of all. With `pretrain`
-(`num_steps` and more) every run starts from a masked language model of its own, trained first. The same command again
-skips the runs that are finished and resumes the others; it ends with the table, and `report.html`, `report.md` and
-`results.jsonl` lie in the workdir.
+`attention`), `seeds` and `report`; `baseline` names the variant that the others are compared with (full attention, or
+else the first). With `tasks` (name -> what it changes of the base, as a rule only `task`) the variants are compared on
+each of them, under WORKDIR/TASK, and the report begins with one table of all. With `pretrain` (`num_steps` and more)
+every run starts from a masked language model of its own, trained first. The same command again skips the runs that are
+finished and resumes the others; it ends with the table, and `report.html`, `report.md`, `results.jsonl` (every run) and
+`comparison.json` (the tables) lie in the workdir. `--config.variants=full,local --config.seeds=0,1` picks runs by name,
+and adds them to a comparison that is finished.
 Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 some run failed,
 all others are done.
 """
@@ -19,14 +21,22 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from xformer import extras, report
 from xformer.bench import attention_costs
-from xformer.commands import cli, hosts, pictures
+from xformer.commands import cli, dry_run, hosts, pictures
 from xformer.commands.comparison_runs import Planned, interrupted, plan, prepare, train
-from xformer.config import COMPARISON, ReportOptions, comparison_parts, comparison_runs, load_comparison
+from xformer.config import (
+    COMPARISON,
+    ReportOptions,
+    check_comparison,
+    comparison_parts,
+    comparison_runs,
+    load_comparison,
+)
 from xformer.config_help import comparison_help
 from xformer.difference import difference
 from xformer.experiment import Experiment, as_json, build
@@ -48,6 +58,7 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--workdir", help="folder of the comparison, made if it is not there")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--report_only", action="store_true", help="train nothing, report on the runs that are there")
+    parser.add_argument("--dry_run", action="store_true", help="train nothing, say what the runs cost")
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
     workdir = parser.workdir(args)
@@ -63,11 +74,14 @@ def command(argv: Sequence[str]) -> None:
         return
     parts = comparison_parts(config)
     runs = plan(parts, workdir)
+    if args.dry_run:
+        print(dry_run.table(runs, args.data_dir))
+        return
     main = hosts.is_main()
     with folders.lock(workdir) if main else contextlib.nullcontext():
         if main:
-            claim(workdir, config)
-            for task, part in parts.items():
+            config = claim(workdir, config)
+            for task, part in comparison_parts(config).items():
                 if task:
                     (workdir / task).mkdir(exist_ok=True)
                     claim(workdir / task, part)
@@ -91,8 +105,12 @@ def command(argv: Sequence[str]) -> None:
                           "the same command with a later stop_at_step, or None, goes on from there", 0)  # fmt: skip
 
 
-def claim(workdir: Path, config: ConfigDict) -> None:
+def claim(workdir: Path, config: ConfigDict) -> ConfigDict:
     """Writes `config.json`, or checks the one that is there: what was computed must not change, the report may.
+
+    Returns:
+      The comparison of the workdir: that of `config`, and the variants and seeds that were there and are not asked for
+      now. They are not trained again, and stay in the report.
 
     Raises:
       WorkdirMismatch: the workdir holds another comparison; the message shows the difference.
@@ -105,16 +123,38 @@ def claim(workdir: Path, config: ConfigDict) -> None:
             raise WorkdirMismatch(f"{path} is empty or damaged; put it back as it was, or choose another workdir")
         if "variants" not in before:
             raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
+        given = joined(before, given)
         found = difference(before, given)
-        changes = [f"{key}: {there} there, {now} now" for key, (there, now) in found.items() if not _may_change(key)]
+        changes = [f"{key}: {there} there, {now} now" for key, (there, now) in found.items()
+                   if not _may_change(key, before)]  # fmt: skip
         if changes:
             raise WorkdirMismatch(f"{workdir} holds another comparison: {'; '.join(changes)}; choose another workdir")
+        config = check_comparison(given)
     folders.write_json(path, given)
+    return config
 
 
-def _may_change(key: str) -> bool:
+def joined(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The comparison `given`, with the variants and the seeds of `before` too; both as JSON."""
+    old, new = before.get("variants", {}), given["variants"]
+    whole = {**given, "variants": {**{name: new.get(name, old[name]) for name in old}, **new}}
+    seeds = before.get("seeds", [])
+    whole["seeds"] = [*seeds, *(seed for seed in given["seeds"] if seed not in seeds)]
+    for task, changes in before.get("tasks", {}).items():
+        if task in given.get("tasks", {}):
+            both = {**changes.get("variants", {}), **given["tasks"][task]["variants"]}
+            whole["tasks"] = {**whole["tasks"], task: {**given["tasks"][task], "variants": both}}
+    return whole
+
+
+def _may_change(key: str, before: Mapping[str, Any]) -> bool:
     section, _, rest = key.partition(".")
-    return section == "report" or any(f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE)
+    if section == "tasks" and rest.partition(".")[2].startswith("variants."):  # of one task
+        section, rest = "variants", rest.partition(".")[2].removeprefix("variants.")
+    new = section == "variants" and rest.partition(".")[0] not in before["variants"]
+    if new or section in ("report", "baseline", "seeds"):
+        return True
+    return any(f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE)
 
 
 def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> report.Report:

@@ -60,7 +60,7 @@ def command(argv: Sequence[str]) -> None:
         print(experiment_help(as_json(experiment.config)))
         return
     sizes, source = data_sizes(experiment, args.data_dir)
-    batch = experiment.task.example_batch(experiment.train.batch_size, _preprocessing(experiment, args.data_dir))
+    batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing(experiment, args.data_dir))
     print(f"{experiment.name}: {experiment.attention}")
     print(f"batch {experiment.train.batch_size} x {sizes['max_len']} tokens, computing in {experiment.train.dtype}")
     print(f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes ({source})")
@@ -77,14 +77,14 @@ def command(argv: Sequence[str]) -> None:
 
 def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[tasks.Sizes, str]:
     """(what the data decides, where it comes from): of the prepared data if it is there, else as the task expects."""
-    known = _preprocessing(experiment, data_dir)
+    known = preprocessing(experiment, data_dir)
     sizes = experiment.task.sizes(known)
     if sizes.assumed:
         return sizes, f"assumed: the data is not prepared yet; it decides {' and '.join(sizes.assumed)}"
     return sizes, "known without the data" if known is None else "from the prepared data"
 
 
-def _preprocessing(experiment: Experiment, data_dir: str | None) -> tasks.Preprocessing | None:
+def preprocessing(experiment: Experiment, data_dir: str | None) -> tasks.Preprocessing | None:
     try:
         return experiment.task.open(data_dir).preprocess
     except tasks.DataMissing:
@@ -178,24 +178,31 @@ def table(rows: Sequence[Layer]) -> str:
 
 def totals(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]) -> str:
     """Parameters and FLOPs of the whole model, of a training step and of the whole training."""
-    task = experiment.task
+    forward, training, state = training_cost(experiment, sizes, batch)
+    num_steps = experiment.train.num_steps
+    whole = training.scale(num_steps)
+    return "\n".join(
+        [
+            f"parameters                 {steps.num_params(state.params):,}",
+            f"FLOPs of a forward pass    {flops(forward.flops, forward.uncounted)}",
+            f"FLOPs of a training step   {flops(training.flops, training.uncounted)}",
+            f"FLOPs of {num_steps:,} steps".ljust(27) + flops(whole.flops, whole.uncounted),
+        ]
+    )
+
+
+def training_cost(
+    experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]
+) -> tuple[cost.Cost, cost.Cost, steps.TrainState]:
+    """What a forward pass and a training step cost, and the training state, of abstract arrays."""
+    task, optimizer = experiment.task, experiment.optimizer
     graphdef, params, rest = steps.split(nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0))))
     forward = cost.count(steps.eval_step(graphdef, task), (params, rest), dict(batch))
-    optimizer, schedule, train = experiment.optimizer, experiment.schedule, experiment.train
-    step = steps.train_step(graphdef, task, optimizer, schedule, accumulate=train.accumulate)
+    step = steps.train_step(graphdef, task, optimizer, experiment.schedule, accumulate=experiment.train.accumulate)
     zero: Any = jax.ShapeDtypeStruct((), jnp.int32)
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
     state = steps.TrainState(zero, params, rest, jax.eval_shape(optimizer.init, params))
-    training = cost.count(step, state, dict(batch), seed)
-    whole = training.scale(train.num_steps)
-    return "\n".join(
-        [
-            f"parameters                 {steps.num_params(params):,}",
-            f"FLOPs of a forward pass    {flops(forward.flops, forward.uncounted)}",
-            f"FLOPs of a training step   {flops(training.flops, training.uncounted)}",
-            f"FLOPs of {train.num_steps:,} steps".ljust(27) + flops(whole.flops, whole.uncounted),
-        ]
-    )
+    return forward, cost.count(step, state, dict(batch), seed), state
 
 
 def flops(number: int, uncounted: Sequence[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""Puts tables and pictures together: `report.md`, `report.html`, the PNGs and `results.jsonl`."""
+"""Puts tables and pictures together: `report.md`, `report.html`, PNGs, `results.jsonl`, `comparison.json`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from xformer import extras
 from xformer.report import (
     accuracy_by,
+    against,
     claims,
     costs,
     formatting,
@@ -129,6 +130,8 @@ def _write_page(
     }
     lines = [_results(task, comparison) for task, comparison in comparisons.items()]
     _write(workdir / "results.jsonl", "".join(lines).encode())
+    for part in parts:
+        _write(workdir / part["task"] / "comparison.json", (json.dumps(part["json"], indent=2) + "\n").encode())
     for name in ("report.md", "report.html"):
         _write(workdir / name, _render(f"{name}.j2", context).encode())
     warnings = [f"{part['task']}: {line}" if several else line for part in parts for line in part["warnings"]]
@@ -138,11 +141,16 @@ def _write_page(
 def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str = "") -> dict[str, Any]:
     """What the page says of one comparison; its pictures are written."""
     rows = summary.rows(comparison)
+    differences = against.against(comparison, rows)
     return {
         "task": task,
         "lead": claims.lead(comparison, rows),
         "main": tables.variants(comparison, rows),
         "flops_note": claims.flops_note(comparison),
+        "json": _finite(against.as_json(comparison, rows, differences)),
+        "against": against.table(comparison, differences),
+        "against_title": f"Against {comparison.reference}",
+        "against_note": against.note(comparison, differences),
         "pretraining": tables.pretraining(comparison),
         "pretraining_note": claims.PRETRAINING,
         "warnings": [*summary.warnings(comparison), *costs.warnings(measured.cost_rows)],

@@ -114,7 +114,8 @@ class Comparison:
     Attributes:
       metric: what quality means here: what all runs select by, or else a key of METRICS.
       higher_is_better: whether more of it is better.
-      reference: the variant that the others are set against: full attention without a position term, else the first.
+      reference: the variant that the others are set against: the config's `baseline`, else full attention without a
+        position term, else the first.
     """
 
     name: str
@@ -155,7 +156,8 @@ def load(workdir: Path) -> Comparison:
     settings = {variant: _attention(base, mapping(change)) for variant, change in changes.items()}
     full = [variant for variant, op in settings.items() if op.get("name") == "full"]
     plain = [variant for variant in full if _position(settings[variant]) == "none"]
-    reference = (plain or full or list(settings))[0]
+    named = [variant for variant in settings if variant == config.get("baseline")]
+    reference = (named or plain or full or list(settings))[0]
     # The reference first, the others as configured: JSON written from a ConfigDict has them by name.
     variants = sorted(settings, key=lambda variant: variant != reference)
     runs = {variant: [_read_run(workdir, variant, seed) for seed in seeds] for variant in variants}
