@@ -239,16 +239,25 @@ def local(op, params, query, key, value, *, offset=0, **options):
     return _paired(lambda q, k: visible(q, k, 1), op, params, query, key, value, offset, **options)
 
 
-def longformer(op, params, query, key, value, *, offset=0, **options):
-    """Keys d apart, half of the window on each side, and the first tokens everywhere (Beltagy et al. 2020, 3.1)."""
+def longformer(op, params, query, key, value, *, offset=0, global_tokens=None, **options):
+    """Keys d apart, half of the window on each side, and global tokens everywhere (Beltagy et al. 2020, section 3.1).
 
-    def exists(head, i, j):
-        dilation = op.dilation[head] if isinstance(op.dilation, tuple) else op.dilation
-        in_window = any(j == i + step * dilation for step in range(-(op.window // 2), op.window // 2 + 1))
-        return in_window or i < op.num_global_tokens or j < op.num_global_tokens
+    These are the first, or those of each example, bool `[batch, length]`.
+    """
+    first = np.arange(key.shape[-3])[None] < op.num_global_tokens
+    by_example = first if global_tokens is None else np.asarray(global_tokens)
+    heads = query.shape[-2] if isinstance(op.dilation, tuple) else 1
 
-    visible, heads = _by_pair(exists, op.causal), query.shape[-2] if isinstance(op.dilation, tuple) else 1
-    return _paired(lambda q, k: visible(q, k, heads), op, params, query, key, value, offset, **options)
+    def visible(q_positions, k_positions):
+        def exists(head, i, j, held):
+            dilation = op.dilation[head] if isinstance(op.dilation, tuple) else op.dilation
+            in_window = any(j == i + step * dilation for step in range(-(op.window // 2), op.window // 2 + 1))
+            return in_window or held[i] or held[j]
+
+        each = [_by_pair(lambda *pair, held=held: exists(*pair, held), op.causal) for held in by_example]
+        return np.stack([one(q_positions, k_positions, heads) for one in each])
+
+    return _paired(visible, op, params, query, key, value, offset, **options)
 
 
 def sparse(op, params, query, key, value, *, offset=0, **options):

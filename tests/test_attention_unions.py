@@ -1,20 +1,26 @@
 """Variants that are a union of parts in orders of their own: the parts, what they cost, and where they do not serve."""
 
 import dataclasses
+import functools
 
 import conformance
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from conformance import close, forward, inputs, padding, parameters, refuses
+from conformance import BOTH, as_jax, close, compiled, forward, inputs, padding, parameters, refuses, sampled
 from test_attention_plans import pairs_of
 
-from xformer.attention import Local, Longformer, Shape, Sparse
+from xformer import cost
+from xformer.attention import Full, Local, Longformer, Options, Shape, Shaw, Sparse
 from xformer.attention import pattern as patterns
 from xformer.attention.engine.tile_policy import plan_tiles
 
 OPS = (
-    *(Longformer(window, dilation, count) for window, dilation, count in ((6, 1, 2), (4, 3, 0), (40, 7, 5), (2, 99, 1))),
+    *(
+        Longformer(window, dilation, count)
+        for window, dilation, count in ((6, 1, 2), (4, 3, 0), (40, 7, 5), (2, 99, 1))
+    ),
     Longformer(4, (1, 2, 2, 5), 3),
     *(Sparse(stride, heads=heads) for stride in (1, 7, 99) for heads in ("merged", "split")),
     *(Sparse(stride, "fixed", size) for stride, size in ((8, 1), (5, 5), (99, 3))),
@@ -94,6 +100,68 @@ def test_short_inputs_of_a_split_head_without_summary():
     op, call = Sparse(16, "fixed", 2, "split"), inputs(q_len=9) | {"mask": padding([9, 4], 9)}
     out = np.asarray(forward(op, parameters(op, call), call))
     assert not out[:, :, 1::2].any() and out[:, :, ::2].any()
+
+
+GLOBAL = np.zeros((2, 45), bool)
+GLOBAL[0, [0, 7, 30]] = GLOBAL[1, [1, 44]] = True
+
+
+def row_with(op, tokens):
+    reference = functools.partial(references.longformer, global_tokens=tokens)
+    return conformance.Row("global", conformance.Case("global", op, reference), op)
+
+
+@sampled("implementation", BOTH, keep=["xla"])
+@sampled("causal", [False, True], keep=[False])
+@sampled("most", [3, 2, 64], keep=[3])
+def test_global_tokens_of_each_example(most, causal, implementation):
+    """Gathered, or every pair visited where an example has too many; with every other argument, and all gradients."""
+    fields = {"position": Shaw(5, values=True), "causal": causal, "implementation": implementation}
+    op = Longformer(4, 3, max_global_tokens=most, **fields)
+    row = row_with(op, GLOBAL)
+    call = conformance.everything(row) | {"global_tokens": GLOBAL}
+    params, cotangent = parameters(op, call), conformance.random_cotangent(call)
+    out, *gradients = conformance.forward_and_gradients(op, params, as_jax(call), cotangent)
+    close(out, conformance.expected(row, params, call))
+    conformance.check_gradients(row, params, call, cotangent, gradients)
+
+
+def test_any_number_of_global_tokens():
+    """One compiled program for calls with few and with many: it is decided when it runs."""
+    op, call = Longformer(4, 2, max_global_tokens=4), inputs()
+    run = compiled(lambda call: op(**call))
+    for share in (0.0, 0.05, 0.5, 1.0):
+        tokens = np.random.default_rng(3).random((2, 45)) < share
+        close(run(call | {"global_tokens": tokens}), conformance.expected(row_with(op, tokens), {}, call))
+
+
+def test_global_tokens_while_decoding():
+    op, call = Longformer(4, 2, causal=True, max_global_tokens=4), inputs()
+    whole = np.asarray(forward(op, {}, call | {"global_tokens": GLOBAL}), np.float64)
+    some = call | {"query": call["query"][:, 28:33], "query_offset": 28, "global_tokens": GLOBAL}
+    close(forward(op, {}, some), whole[:, 28:33])
+
+
+def test_what_is_said_of_global_tokens():
+    op, call = Longformer(4, 2, max_global_tokens=2), as_jax(inputs())
+    pattern = np.asarray(op.pattern_of(call["query"], call["key"], global_tokens=GLOBAL))
+    assert pattern[0, 0, 7].all() and pattern[0, 0, :, 30].all() and not pattern[1, 0, 7].all()
+    weights = op.attention_weights(**call, options=Options(global_tokens=GLOBAL))
+    np.testing.assert_array_equal(np.asarray(weights[:, :1]) > 0, pattern)
+    counted = cost.count(lambda call: op(**call, global_tokens=jnp.asarray(GLOBAL)), call)
+    assert counted.flops == op.cost(conformance.shape_of(call), global_tokens=True).flops
+
+
+def test_global_tokens_are_refused_where_there_are_none():
+    call = as_jax(inputs())
+    for other in (Full(), Local(8), Sparse(8)):
+        with refuses(NotImplementedError, "global_tokens", "Longformer"):
+            other(**call, global_tokens=GLOBAL)
+    for wrong in (GLOBAL[:, :44], GLOBAL.astype(np.float32), [True] * 45):
+        with refuses(ValueError, "global_tokens"):
+            Longformer()(**call, global_tokens=wrong)
+    with refuses(NotImplementedError, "positions", "global_tokens"):
+        Longformer()(**call, global_tokens=GLOBAL, positions=jnp.arange(45))
 
 
 def test_lookback():

@@ -131,9 +131,7 @@ class ByHead(Pattern):
     def _of_heads(self, spans: tuple[Spans, ...]) -> Spans:
         most = max(part.first.shape[2] for part in spans)
         wide = lambda x, empty: np.pad(x[0], ((0, 0), (0, most - x.shape[2])), constant_values=empty)
-        first, last = (
-            np.stack([wide(part[end], empty) for part in spans]) for end, empty in ((0, 0), (1, -1))
-        )
+        first, last = (np.stack([wide(part[end], empty) for part in spans]) for end, empty in ((0, 0), (1, -1)))
         return Spans(first[list(self.of_head)], last[list(self.of_head)])
 
     def signature(self, tiles: Tiles) -> list[np.ndarray]:
