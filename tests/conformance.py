@@ -79,7 +79,6 @@ CASES = (
                                 num_global_tokens=3, seed=1), references.by_pattern, NO_POSITION, appendable=False),
     Case("local", Local(block_size=7), references.local),
     Case("longformer", Longformer(window=4, dilation=3, num_global_tokens=2), references.longformer),
-    Case("longformer-by-head", Longformer(window=4, dilation=(2, 2, 2, 5)), references.longformer, NO_POSITION),
     Case("sparse", Sparse(stride=7), references.sparse),
     Case("sparse-fixed", Sparse(stride=8, kind="fixed", summary=2, heads="split"), references.sparse, FEW_POSITIONS),
     *(linformer(sharing=sharing, projection="learned") for sharing in ("none", "headwise", "key_value")),

@@ -12,7 +12,7 @@ from conformance import BOTH, as_jax, close, compiled, forward, inputs, padding,
 from test_attention_plans import pairs_of
 
 from xformer import cost
-from xformer.attention import Full, Local, Longformer, Options, Shape, Shaw, Sparse
+from xformer.attention import Full, Local, Longformer, Options, Shape, Shaw, Sparse, T5Bias
 from xformer.attention import pattern as patterns
 from xformer.attention.engine.tile_policy import plan_tiles
 
@@ -26,6 +26,15 @@ OPS = (
     *(Sparse(stride, "fixed", size) for stride, size in ((8, 1), (5, 5), (99, 3))),
     Sparse(6, "fixed", 4, "split"),
 )
+
+
+GLOBAL = np.zeros((2, 45), bool)
+GLOBAL[0, [0, 7, 30]] = GLOBAL[1, [1, 44]] = True
+
+
+def row_with(op, tokens):
+    reference = functools.partial(references.longformer, global_tokens=tokens)
+    return conformance.Row("global", conformance.Case("global", op, reference), op)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -87,12 +96,16 @@ def test_queries_that_start_elsewhere_have_the_same_numbers(op):
         close(forward(op, {}, some | {"query_offset": offset}), whole[:, 20:27])
 
 
-def test_heads_that_share_keys_unevenly():
-    """Three heads of one dilation, of which two share a key head: with a bias and sinks of each head."""
-    op = Longformer(4, (2, 2, 2, 5), 1)
-    row = conformance.Row("by-head", conformance.Case("by-head", op, references.longformer), op)
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_of_their_own_dilation(causal):
+    """Three heads of one dilation, of which two share a key head: with every argument, and all gradients."""
+    op = Longformer(4, (2, 2, 2, 5), 1, position=T5Bias(num_buckets=8, max_distance=20), causal=causal)
+    row = row_with(op, None)
     call = conformance.everything(row)
-    close(forward(op, {}, call), conformance.expected(row, {}, call))
+    params, cotangent = parameters(op, call), conformance.random_cotangent(call)
+    out, *gradients = conformance.forward_and_gradients(op, params, as_jax(call), cotangent)
+    close(out, conformance.expected(row, params, call))
+    conformance.check_gradients(row, params, call, cotangent, gradients)
 
 
 def test_short_inputs_of_a_split_head_without_summary():
@@ -100,15 +113,6 @@ def test_short_inputs_of_a_split_head_without_summary():
     op, call = Sparse(16, "fixed", 2, "split"), inputs(q_len=9) | {"mask": padding([9, 4], 9)}
     out = np.asarray(forward(op, parameters(op, call), call))
     assert not out[:, :, 1::2].any() and out[:, :, ::2].any()
-
-
-GLOBAL = np.zeros((2, 45), bool)
-GLOBAL[0, [0, 7, 30]] = GLOBAL[1, [1, 44]] = True
-
-
-def row_with(op, tokens):
-    reference = functools.partial(references.longformer, global_tokens=tokens)
-    return conformance.Row("global", conformance.Case("global", op, reference), op)
 
 
 @sampled("implementation", BOTH, keep=["xla"])
