@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ def _gather(
     positions = call.offset("global_tokens") + jnp.arange(q_len)
     # Keys that are global, from all queries.
     keys, exist = _places(is_global, call.batch, most)
-    of_keys = lambda x: None if x is None else _take(x, keys, 1)
+    of_keys: Any = lambda x: None if x is None else _take(x, keys, 1)
     bias, mask = (x if x is None or x.shape[3] == 1 else _take(x, keys, 3) for x in (call.bias, call.mask))
     columns = dataclasses.replace(
         call, key=of_keys(call.key), value=of_keys(call.value), bias=bias, mask=mask, sinks=None,
@@ -101,7 +102,7 @@ def _gather(
     merged = merge_parts([near, whole.attend_lse(with_keys(columns, exist), params)])
     # Queries that are global, to all keys.
     call, (places, exist) = calls[1], _places(of_queries, call.batch, min(most, q_len))
-    of_rows = lambda x: None if x is None else _take(x, places, 1)
+    of_rows: Any = lambda x: None if x is None else _take(x, places, 1)
     bias, mask = (x if x is None or x.shape[2] == 1 else _take(x, places, 2) for x in (call.bias, call.mask))
     rows = dataclasses.replace(
         call, query=of_rows(call.query), bias=bias, mask=mask, q_segments=of_rows(call.q_segments), query_offset=None,

@@ -92,7 +92,7 @@ class UnionAttention(PatternAttention):
         groups, number, outs = self.parts(length, num_heads), 0, []
         for heads, parts in groups:
             own, of_heads = (inputs, controls) if heads is None else of_some_heads(inputs, controls, heads)
-            results = []
+            results: list[tuple[Array, Array]] = []
             for part in parts:
                 one = own if not results else own._replace(sinks=None)
                 rng = controls.dropout_rng
@@ -213,16 +213,14 @@ def of_some_heads(inputs: Inputs, controls: Controls, heads: Sequence[int]) -> t
         x = jnp.take(x, index, axis=axis)
         return x.reshape(*x.shape[:axis], *split, *x.shape[axis + 1 :])
 
-    of_head = lambda x: x if x is None or x.shape[0] == 1 else jnp.take(x, index, axis=0)
-    keys = (inputs.key, inputs.value)
+    key, value = inputs.key, inputs.value
     if kv_index != list(range(kv_heads)):
-        keys = tuple(jnp.take(x, jnp.asarray(kv_index), axis=2) for x in keys)
-    relative = inputs.relative
-    if relative is not None:
-        tables = relative.key_table, relative.value_table, relative.bias_table, relative.slopes
-        relative = Relative(*map(of_head, tables), relative.radius)
+        key, value = (jnp.take(x, jnp.asarray(kv_index), axis=2) for x in (key, value))
+    # Tables `[heads or 1, ...]`.
+    of_head = lambda x: x if x.shape[0] == 1 else jnp.take(x, index, axis=0)
+    relative = jax.tree.map(of_head, inputs.relative)
     query: Any = pick(inputs.query, 2)
-    inputs = Inputs(query, *keys, pick(inputs.bias, 1), relative, pick(inputs.sinks, 0))
+    inputs = Inputs(query, key, value, pick(inputs.bias, 1), relative, pick(inputs.sinks, 0))
     return inputs, controls._replace(mask=pick(controls.mask, 1))
 
 

@@ -78,14 +78,16 @@ class EncoderBlock(nnx.Module):
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
+        global_tokens: Array | None = None,
     ) -> Array:
         """Maps `[batch, length, width]` to the same; `mask` bool `[batch, length]` is True at real tokens.
 
-        `plan` is passed on to the attention op.
+        `plan` and `global_tokens` are for the attention op, see MultiHeadAttention.
         """
 
         def attend(x_BxTxW: Array) -> Array:
-            return self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, plan=plan)
+            options: dict[str, Any] = {"plan": plan, "global_tokens": global_tokens}
+            return self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, **options)
 
         def feed(x_BxTxW: Array) -> Array:
             return self.feed_forward(x_BxTxW, deterministic=deterministic, rngs=rngs)
