@@ -18,6 +18,7 @@ from xformer.checks import check_integer
 
 Kind = Literal["strided", "fixed"]
 Heads = Literal["merged", "split"]
+SUMMARY_TILE = 128  # queries and summary keys: larger ones differ in their pairs, tile by tile, along the diagonal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Sparse(UnionAttention):
         first = Part(block, block=tile_of_blocks(self.stride) if self.stride < length else None)
         seen = SummaryKeys(self.stride, self.num_summary, whole, self.causal)
         if keys.length(length):
-            return first, (Part(seen, keys=keys),)
+            return first, (Part(seen, keys=keys, block=SUMMARY_TILE),)
         return first, (Part(pattern.Global(0, 0, 1), keys=First(1)),) if whole else ()  # too short for a summary
 
     def sees_all(self, num_positions: int) -> bool:

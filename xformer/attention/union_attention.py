@@ -70,7 +70,8 @@ class UnionAttention(PatternAttention):
     `token_pattern` says what the union is in the order of positions. Where queries and keys are the same tokens in
     order, from position 0 on, the tiled engine attends to part after part. It visits the union's tiles in the order of
     positions, for the same numbers at a higher cost, where queries start elsewhere (as in decoding) or have other
-    lengths than keys, where positions are given, and where devices share out the length; so do accelerator kernels.
+    lengths than keys, where positions are given, and where devices share out the length (dropout then draws
+    another mask); so do accelerator kernels.
     """
 
     def parts(self, length: int, num_heads: int) -> tuple[HeadParts, ...]:
