@@ -19,10 +19,13 @@ from xformer.attention import (
     BigBird,
     Full,
     Linformer,
+    Local,
+    Longformer,
     MusicRelative,
     Rotary,
     Shape,
     Shaw,
+    Sparse,
     T5Bias,
     Window,
 )
@@ -37,6 +40,7 @@ POSITION_TERMS: Mapping[str, Any] = NO_POSITION | {
     "alibi": ALiBi(),
     "rotary": Rotary(base=100.0),
 }
+FEW_POSITIONS: Mapping[str, Any] = {name: POSITION_TERMS[name] for name in ("none", "shaw", "t5")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +77,10 @@ CASES = (
          references.by_pattern, appendable=False),
     Case("bigbird-etc", BigBird(block_size=4, num_random_blocks=2, num_window_blocks=1, num_global_blocks=0,
                                 num_global_tokens=3, seed=1), references.by_pattern, NO_POSITION, appendable=False),
+    Case("local", Local(block_size=7), references.local),
+    Case("longformer", Longformer(window=4, dilation=3, num_global_tokens=2), references.longformer),
+    Case("sparse", Sparse(stride=7), references.sparse),
+    Case("sparse-fixed", Sparse(stride=8, kind="fixed", summary=2, heads="split"), references.sparse, FEW_POSITIONS),
     *(linformer(sharing=sharing, projection="learned") for sharing in ("none", "headwise", "key_value")),
     *(linformer(sharing=sharing, projection="conv") for sharing in ("none", "headwise", "key_value")),
     linformer(projection="mean"),

@@ -219,6 +219,62 @@ def window(op, params, query, key, value, *, offset=0, **options):
     return _paired(visible, op, params, query, key, value, offset, **options)
 
 
+def _by_pair(exists, causal):
+    """bool `[heads, q_len, kv_len]` of `exists(head, i, j)`, pair by pair; causal: without j > i."""
+
+    def visible(q_positions, k_positions, num_heads):
+        out = np.zeros((num_heads, len(q_positions), len(k_positions)), bool)
+        for head in range(num_heads):
+            for row, i in enumerate(q_positions):
+                for column, j in enumerate(k_positions):
+                    out[head, row, column] = exists(head, int(i), int(j)) and (j <= i or not causal)
+        return out
+
+    return visible
+
+
+def local(op, params, query, key, value, *, offset=0, **options):
+    """The tokens of one's own block (Tay et al. 2021, section 3.3)."""
+    visible = _by_pair(lambda head, i, j: i // op.block_size == j // op.block_size, op.causal)
+    return _paired(lambda q, k: visible(q, k, 1), op, params, query, key, value, offset, **options)
+
+
+def longformer(op, params, query, key, value, *, offset=0, global_tokens=None, **options):
+    """Keys d apart, half of the window on each side, and global tokens everywhere (Beltagy et al. 2020, section 3.1).
+
+    These are the first, or those of each example, bool `[batch, length]`.
+    """
+    first = np.arange(key.shape[-3])[None] < op.num_global_tokens
+    by_example = first if global_tokens is None else np.asarray(global_tokens)
+    heads = query.shape[-2] if isinstance(op.dilation, tuple) else 1
+
+    def visible(q_positions, k_positions):
+        def exists(head, i, j, held):
+            dilation = op.dilation[head] if isinstance(op.dilation, tuple) else op.dilation
+            in_window = any(j == i + step * dilation for step in range(-(op.window // 2), op.window // 2 + 1))
+            return in_window or held[i] or held[j]
+
+        each = [_by_pair(lambda *pair, held=held: exists(*pair, held), op.causal) for held in by_example]
+        return np.stack([one(q_positions, k_positions, heads) for one in each])
+
+    return _paired(visible, op, params, query, key, value, offset, **options)
+
+
+def sparse(op, params, query, key, value, *, offset=0, **options):
+    """The two patterns of Child et al. 2019, sections 4.2 and 4.3, in every head or in turn."""
+
+    def patterns(i, j):
+        if op.kind == "strided":
+            return abs(i - j) <= op.stride, (i - j) % op.stride == 0
+        return i // op.stride == j // op.stride, j % op.stride in range(op.stride - op.summary, op.stride)
+
+    def exists(head, i, j):
+        return any(patterns(i, j)) if op.heads == "merged" else patterns(i, j)[head % 2]
+
+    visible, heads = _by_pair(exists, op.causal), query.shape[-2] if op.heads == "split" else 1
+    return _paired(lambda q, k: visible(q, k, heads), op, params, query, key, value, offset, **options)
+
+
 def by_pattern(op, params, query, key, value, *, offset=0, **options):
     """Dense attention under the op's own pattern, which test_attention_patterns checks against its definition."""
     length = key.shape[-3]

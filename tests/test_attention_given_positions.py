@@ -10,14 +10,30 @@ import pytest
 from conformance import BOTH, POSITION_TERMS, as_jax, close, forward, inputs, parameters, refuses
 
 from xformer import cost
-from xformer.attention import BigBird, Full, Linformer, MusicRelative, Options, Rotary, Shape, Shaw, T5Bias, Window
+from xformer.attention import (
+    BigBird,
+    Full,
+    Linformer,
+    Longformer,
+    MusicRelative,
+    Options,
+    Rotary,
+    Shape,
+    Shaw,
+    T5Bias,
+    Window,
+)
 
 BY_TOKEN = ("query", "key", "value", "segment_ids")
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("implementation", BOTH)
-@pytest.mark.parametrize("op", [Full(causal=True), Window(left=6, right=3)], ids=["full", "window"])
+@pytest.mark.parametrize(
+    "op",
+    [Full(causal=True), Window(left=6, right=3), Longformer(4, (1, 2, 2, 5), 2)],
+    ids=["full", "window", "longformer"],
+)
 @pytest.mark.parametrize("term", POSITION_TERMS)
 def test_shuffling_tokens_with_their_positions_permutes_the_output(op, term, implementation):
     """And the gradients of tokens; those of the term's parameters stay. Each example has its own order."""

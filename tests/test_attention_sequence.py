@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xformer.attention import BigBird, Full, Linformer, Shape, Shaw, T5Bias, Window
+from xformer.attention import BigBird, Full, Linformer, Longformer, Shape, Shaw, T5Bias, Window
 from xformer.attention.engine import sequence_parallel
 
 HEADS, DEPTH = 2, 4
@@ -62,6 +62,17 @@ def test_the_numbers_of_one_device(op, length, mesh, extra):
         assert sequence_parallel.num_shards() == mesh[1]
         found = jax.jit(grad)(query, key, value, params)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_a_union_of_parts_is_cut_in_the_order_of_positions():
+    """The numbers are those of its parts; dropout would draw another mask."""
+    op, call = Longformer(window=4, dilation=3), make_inputs(61)
+    grad = lambda: jax.jit(jax.value_and_grad(lambda *x: jnp.sum(op(*x) ** 2), (0, 1, 2)))(*call)
+    expected = grad()
+    with jax.set_mesh(make_mesh(1, 2)):
+        got = grad()
+    for ours, theirs in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 

@@ -11,12 +11,27 @@ import pytest
 from conformance import HEADS, inputs, padding, random_cotangent, refuses
 
 from xformer import cost
-from xformer.attention import ALiBi, BigBird, Full, Rotary, Shape, Shaw, T5Bias, Window, kernels, pattern
+from xformer.attention import (
+    ALiBi,
+    BigBird,
+    Full,
+    Longformer,
+    Rotary,
+    Shape,
+    Shaw,
+    Sparse,
+    T5Bias,
+    Window,
+    kernels,
+    pattern,
+)
 from xformer.attention.kernels import interpreted, pallas
 from xformer.attention.kernels.tile_lists import make_tile_lists, num_tiles
 
 SPARSE = BigBird(block_size=16, num_random_blocks=1, num_window_blocks=1, num_global_blocks=1, seed=4)
 FINE = BigBird(block_size=4, num_random_blocks=1, num_window_blocks=3, num_global_blocks=1, num_global_tokens=3)
+
+BY_HEAD = Longformer(6, (1, 2, 2, 5), 2)
 
 
 @pytest.fixture
@@ -54,6 +69,7 @@ CASES = {
     "bigbird": (SPARSE, 90, {"mask": padding([90, 50], 90)}),
     "bigbird-causal": (dataclasses.replace(SPARSE, causal=True, position=Rotary()), 65, {}),
     "bigbird-fine": (FINE, 67, {}),
+    "longformer": (BY_HEAD, 50, {"mask": padding([50, 3], 50)}),
 }
 
 
@@ -98,6 +114,8 @@ PATTERNS = {
     "bigbird": SPARSE.token_pattern(100, 3),
     "bigbird-causal": dataclasses.replace(SPARSE, causal=True).token_pattern(100, 3) & pattern.Causal(),
     "bigbird-fine": FINE.token_pattern(100, 3),
+    "longformer-by-head": BY_HEAD.token_pattern(100, 4),
+    "sparse-split": Sparse(9, "fixed", 2, "split").token_pattern(100, 4) & pattern.Causal(),
     "window": pattern.Window(5, 17),
     "full": pattern.Full(),
 }

@@ -10,7 +10,7 @@ from flax import nnx
 from test_models import CLASSES, call, make_batch, make_model, num_params
 
 from xformer import cost
-from xformer.attention import BigBird, Full, Layers, Linformer, Shape, Shaw, Window, build, entries
+from xformer.attention import BigBird, Full, Layers, Linformer, Longformer, Shape, Shaw, Window, build, entries
 from xformer.nn import MultiHeadAttention
 
 OPS = (Full(position=Shaw(max_distance=2)), BigBird(block_size=2, num_random_blocks=1), Window(left=2, right=2))
@@ -136,3 +136,16 @@ def test_a_stack_from_a_mapping():
 
 def test_remarks_are_those_of_the_entries():
     assert Layers((Full(), Window(left=64, right=64))).remarks(32) == Window(left=64, right=64).remarks(32) != ()
+
+
+def test_global_tokens_reach_the_ops_that_tell_them_apart():
+    """In a list and in a scan alike, a CLS vector put in front among them; others attend as they do without."""
+    inputs, mask = make_batch(length=16, real=(16, 9))
+    tokens = jnp.zeros((2, 16), bool).at[:, 5].set(True)
+    op = Layers((Longformer(window=2, dilation=2), Window(left=1, right=1)))
+    plain, scanned = (make_model(op, num_layers=2, scan_layers=scan, pooling="cls") for scan in (False, True))
+    got = plain(inputs, mask, global_tokens=tokens)
+    np.testing.assert_allclose(scanned(inputs, mask, global_tokens=tokens), got, atol=1e-5)
+    assert not np.allclose(plain(inputs, mask), got, atol=1e-4)
+    first = jnp.zeros((2, 16), bool)  # the vector in front, and no other
+    np.testing.assert_allclose(plain(inputs, mask, global_tokens=first), plain(inputs, mask), atol=1e-5)

@@ -11,11 +11,14 @@ from xformer.attention.full import Full
 from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers, entries
 from xformer.attention.linformer import Linformer
+from xformer.attention.local import Local
+from xformer.attention.longformer import Longformer
 from xformer.attention.merge_parts import merge_parts
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
 from xformer.attention.registry import ATTENTIONS, build
 from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options
+from xformer.attention.sparse import Sparse
 from xformer.attention.window import Window
 
 __all__ = [
@@ -29,12 +32,15 @@ __all__ = [
     "Full",
     "Layers",
     "Linformer",
+    "Local",
+    "Longformer",
     "MusicRelative",
     "Options",
     "Position",
     "Rotary",
     "Shape",
     "Shaw",
+    "Sparse",
     "T5Bias",
     "Window",
     "build",

@@ -10,13 +10,11 @@ import numpy as np
 
 from xformer.attention import pattern
 from xformer.attention.engine.tile_plan import ceil_div
-from xformer.attention.engine.tile_policy import MAX_TILE
+from xformer.attention.engine.tile_policy import tile_of_blocks
 from xformer.attention.pattern_attention import PatternAttention
 from xformer.attention.random_blocks import Random
 from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
-
-MIN_TILE = 64  # tokens: blocks too large for one tile are cut into tiles no smaller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +114,7 @@ class BigBird(PatternAttention):
         if self.sees_all(kv_len):
             return None
         # Tiles that divide the blocks: such a tile is drawn as a whole or not at all.
-        divisors = [size for size in range(MIN_TILE, self.block_size) if self.block_size % size == 0]
-        fitting = [size for size in divisors if size <= MAX_TILE[0]]
-        if self.block_size <= MAX_TILE[0] or not divisors:
-            return self.block_size
-        return fitting[-1] if fitting else divisors[0]
+        return tile_of_blocks(self.block_size)
 
     def num_positions(self, kv_len: int) -> int:
         return kv_len  # queries stand among the keys, whose blocks are numbered

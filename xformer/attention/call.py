@@ -38,10 +38,12 @@ class Call:
       sinks: `[num_heads]`, float32 (float64 for float64 queries), or None.
       dropout_rate: 0.0 when deterministic.
       plan: the plan that the caller gave, or None.
+      global_tokens: bool `[batch or 1, kv_len]` or None.
       out_dtype, batch_shape: what `restore` gives back.
     """
 
-    BATCHED: ClassVar = ("query", "key", "value", "bias", "mask", "q_segments", "kv_segments", "query_offset")
+    BATCHED: ClassVar = ("query", "key", "value", "bias", "mask", "q_segments", "kv_segments", "query_offset",
+                         "global_tokens")  # fmt: skip
 
     query: Array
     key: Array
@@ -65,6 +67,7 @@ class Call:
     plan: Any
     out_dtype: Any
     batch_shape: tuple[int, ...]
+    global_tokens: Array | None = None
 
     @property
     def batch(self) -> int:
@@ -143,6 +146,7 @@ def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
         plan=options.plan,
         out_dtype=query.dtype,
         batch_shape=batch_shape,
+        global_tokens=_global_tokens(options.global_tokens, batch_shape, q_len, kv_len),
     )
 
 
@@ -259,6 +263,16 @@ def _of_tokens(name: str, arrays: Any, batch_shape: tuple[int, ...], q_len: int,
             raise ValueError(f"{name} of the {side} must be [*batch, length] = {want}, got {ids.shape}")
         out.append(_one_batch_axis(wide, batch_shape))
     return tuple(out)
+
+
+def _global_tokens(tokens: Any, batch_shape: tuple[int, ...], q_len: int, kv_len: int) -> Array | None:
+    if tokens is None:
+        return None
+    if not hasattr(tokens, "dtype") or not (tokens.dtype == bool or jnp.issubdtype(tokens.dtype, jnp.integer)):
+        given = getattr(tokens, "dtype", repr(tokens))
+        raise ValueError(f"global_tokens must be a bool array [*batch, kv_len] = {(*batch_shape, kv_len)}, got {given}")
+    anything = np.zeros(q_len, bool)
+    return _of_tokens("global_tokens", (anything, tokens), batch_shape, q_len, kv_len)[1] > 0
 
 
 def _offset(offset: Any, batch_shape: tuple[int, ...]) -> int | Array | None:

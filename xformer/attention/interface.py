@@ -44,6 +44,7 @@ class Attention(AttentionCallable):
     """
 
     REFUSES: ClassVar[Mapping[str, str]] = {}  # name of an argument of the call -> why the variant cannot honour it
+    GLOBAL_TOKENS: ClassVar[bool] = False  # whether a call may say which tokens are global
 
     causal: bool = dataclasses.field(default=False, kw_only=True)
     implementation: Implementation | None = dataclasses.field(default=None, kw_only=True)
@@ -127,6 +128,10 @@ class Attention(AttentionCallable):
         for name, reason in self.REFUSES.items():
             if getattr(options, name) is not getattr(Options, name):
                 raise NotImplementedError(f"{self._name} cannot honour {name}: {reason}")
+        if options.global_tokens is not None and not self.GLOBAL_TOKENS:
+            raise NotImplementedError(
+                f"{self._name} cannot honour global_tokens: none of its tokens are; Longformer can"
+            )
         op = dataclasses.replace(self, causal=True) if options.is_causal and not self.causal else self
         return op, normalize(query, key, value, options)
 

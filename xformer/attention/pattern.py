@@ -131,7 +131,7 @@ class Full(Pattern):
     """Every pair."""
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        query, key = _pairs(q_positions, k_positions)
+        query, key = as_pairs(q_positions, k_positions)
         return (query >= 0) & (key >= 0)
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
@@ -147,7 +147,7 @@ class Causal(Pattern):
     """Keys at or before the query."""
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        query, key = _pairs(q_positions, k_positions)
+        query, key = as_pairs(q_positions, k_positions)
         return key <= query
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
@@ -166,7 +166,7 @@ class Window(Pattern):
     unit: int = 1
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        query, key = _pairs(q_positions, k_positions)
+        query, key = as_pairs(q_positions, k_positions)
         distance = key // self.unit - query // self.unit
         return (distance >= -min(self.left, END)) & (distance <= min(self.right, END))
 
@@ -207,7 +207,7 @@ class Global(Pattern):
         return held | (units >= self.num_units - self.last) if self.last else held
 
     def allows(self, q_positions: Any, k_positions: Any) -> Any:
-        query, key = _pairs(q_positions, k_positions)
+        query, key = as_pairs(q_positions, k_positions)
         return self._holds(query // self.unit) | self._holds(key // self.unit)
 
     def spans(self, q_first: np.ndarray, q_last: np.ndarray) -> tuple[Spans, Spans]:
@@ -249,7 +249,7 @@ class Heads(Pattern):
         return xp.concatenate([part.allows(q_positions, k_positions) for part in self.parts])
 
 
-def _pairs(q_positions: Any, k_positions: Any) -> tuple[Any, Any]:
+def as_pairs(q_positions: Any, k_positions: Any) -> tuple[Any, Any]:
     """Positions that broadcast to `[heads or 1, q_len, kv_len]`."""
     return q_positions[None, :, None], k_positions.reshape(-1, 1, k_positions.shape[-1])
 

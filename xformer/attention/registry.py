@@ -11,7 +11,10 @@ from xformer.attention.full import Full
 from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers
 from xformer.attention.linformer import Linformer
+from xformer.attention.local import Local
+from xformer.attention.longformer import Longformer
 from xformer.attention.position import POSITIONS, Position
+from xformer.attention.sparse import Sparse
 from xformer.attention.window import Window
 from xformer.checks import did_you_mean
 from xformer.lookup import Table
@@ -22,6 +25,9 @@ ATTENTIONS: Table[type[Attention]] = Table(
         "window": Window,
         "bigbird": BigBird,
         "linformer": Linformer,
+        "local": Local,
+        "longformer": Longformer,
+        "sparse": Sparse,
     },
     kind=Attention,
 )

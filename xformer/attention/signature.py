@@ -37,6 +37,7 @@ class Options:
     module: Any = None
     params: Params | None = None
     plan: Any = None
+    global_tokens: Array | None = None
 
 
 class AttentionCallable:
@@ -67,6 +68,7 @@ class AttentionCallable:
         module: Any = None,
         params: Params | None = None,
         plan: Any = None,
+        global_tokens: Array | None = None,
     ) -> Array:
         """Attends. The arguments are those of Flax's `attention_fn`, and a few more.
 
@@ -108,6 +110,8 @@ class AttentionCallable:
             where they are missing). An AttentionFn has its own.
           plan: one layer's entry of what the op's `plans` gave. The call then attends as the op of that layer does
             (`at_layer`), and calls for all layers share one trace.
+          global_tokens: bool `[*batch, kv_len]`, the tokens of each example that attend to all and are attended by all,
+            for `Longformer`, in the place of its `num_global_tokens`; other variants refuse it.
 
         Returns:
           `[*batch, q_len, num_heads, head_dim]`, as deep as the values. A query with nothing to attend to gets zeros
@@ -120,7 +124,7 @@ class AttentionCallable:
         """
         options = Options(
             bias, mask, is_causal, segment_ids, query_offset, positions, scale, softcap, sinks, dropout_rng,
-            dropout_rate, broadcast_dropout, deterministic, dtype, precision, module, params, plan,
+            dropout_rate, broadcast_dropout, deterministic, dtype, precision, module, params, plan, global_tokens,
         )  # fmt: skip
         return self.attend_with(query, key, value, options)
 

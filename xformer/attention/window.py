@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Self
 
 from xformer.attention import pattern
+from xformer.attention.engine.tile_policy import tile_of_window
 from xformer.attention.pattern_attention import PatternAttention
 from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
@@ -50,7 +51,4 @@ class Window(PatternAttention):
         return self.left if self.causal and not has_end else None
 
     def block(self, kv_len: int) -> int | None:
-        width = self.left + (0 if self.causal else self.right) + 1
-        if 2 * width > kv_len:
-            return None
-        return min(max(1 << (width // 4).bit_length(), 32 if width < 64 else 64), 256)
+        return tile_of_window(self.left + (0 if self.causal else self.right) + 1, kv_len)

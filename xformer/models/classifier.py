@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,7 @@ class EncoderClassifier(Encoder):
         inputs: Array,
         mask: Array | None = None,
         *,
+        global_tokens: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
@@ -68,19 +69,29 @@ class EncoderClassifier(Encoder):
           float32 logits `[batch, num_classes]`.
         """
         if self.chunk_len is not None:
-            return self.classify(self._pool_chunks(inputs, mask, deterministic, rngs))
-        encoded_BxTxW = self.encode(inputs, mask, deterministic=deterministic, rngs=rngs)
+            return self.classify(self._pool_chunks(inputs, mask, global_tokens, deterministic, rngs))
+        encoded_BxTxW = self.encode(inputs, mask, global_tokens=global_tokens, deterministic=deterministic, rngs=rngs)
         return self.classify(self.pool(encoded_BxTxW, mask))
 
-    def _pool_chunks(self, inputs: Array, mask: Array | None, deterministic: bool, rngs: nnx.Rngs | None) -> Array:
+    def _pool_chunks(
+        self,
+        inputs: Array,
+        mask: Array | None,
+        global_tokens: Array | None,
+        deterministic: bool,
+        rngs: nnx.Rngs | None,
+    ) -> Array:
         """One vector an example, `[batch, width]`, of chunks encoded as so many more examples."""
         if inputs.ndim != 2 or inputs.shape[1] > self.longest:
             raise ValueError(f"inputs must be [batch, length] with length up to {self.longest}, got {inputs.shape}")
         batch, length = inputs.shape
         mask = jnp.ones(inputs.shape, bool) if mask is None else mask > 0
         padding = ((0, 0), (0, -length % self.max_len))
-        chunks_CxT, mask_CxT = (jnp.pad(x, padding).reshape(-1, self.max_len) for x in (inputs, mask))
-        encoded_CxTxW = self.encode(chunks_CxT, mask_CxT, deterministic=deterministic, rngs=rngs)
+        cut: Any = lambda x: None if x is None else jnp.pad(x, padding).reshape(-1, self.max_len)
+        chunks_CxT, mask_CxT, global_CxT = cut(inputs), cut(mask), cut(global_tokens)
+        encoded_CxTxW = self.encode(
+            chunks_CxT, mask_CxT, global_tokens=global_CxT, deterministic=deterministic, rngs=rngs
+        )
         if self.cls is None:
             return masked_mean(encoded_CxTxW.reshape(batch, -1, encoded_CxTxW.shape[-1]), mask_CxT.reshape(batch, -1))
         cls_BxNxW = encoded_CxTxW[:, 0].reshape(batch, -1, encoded_CxTxW.shape[-1])

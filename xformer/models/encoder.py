@@ -156,13 +156,21 @@ class Encoder(nnx.Module):
         return self.embed(inputs)
 
     def encode(
-        self, inputs: Array, mask: Array | None = None, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
+        self,
+        inputs: Array,
+        mask: Array | None = None,
+        *,
+        global_tokens: Array | None = None,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
     ) -> Array:
         """The vectors that the last layer gives.
 
         Args:
           inputs: int `[batch, length]` token ids.
           mask: bool `[batch, length]`, True where a token is real; None: all are.
+          global_tokens: bool `[batch, length]`, True at tokens that attend to all and are attended by all, for ops that
+            tell them apart (`Longformer`); a CLS vector is one of them. None: the op's own.
           deterministic: no dropout.
           rngs: stream `dropout` draws all the dropout masks of this call.
 
@@ -179,7 +187,8 @@ class Encoder(nnx.Module):
         x_BxTxW = self.embed_tokens(inputs)
         if self.cls is not None:
             x_BxTxW = jnp.pad(x_BxTxW, ((0, 0), (1, 0), (0, 0))).at[:, 0].set(self.cls[...].astype(x_BxTxW.dtype))
-            mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), constant_values=1)
+            first = lambda x: None if x is None else jnp.pad(x, ((0, 0), (1, 0)), constant_values=1)
+            mask, global_tokens = first(mask), first(global_tokens)
         if self.positions is not None:
             x_BxTxW += self.positions(x_BxTxW.shape[1])
         x_BxTxW = self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
@@ -200,10 +209,17 @@ class Encoder(nnx.Module):
                 plans=plans,
                 shared=self.share_attention_params,
                 remat=self.remat,
+                global_tokens=global_tokens,
             )
         else:
             x_BxTxW = stack.run_blocks(
-                self.blocks, x_BxTxW, mask, keys=keys, deterministic=deterministic, remat=self.remat
+                self.blocks,
+                x_BxTxW,
+                mask,
+                keys=keys,
+                deterministic=deterministic,
+                remat=self.remat,
+                global_tokens=global_tokens,
             )
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)

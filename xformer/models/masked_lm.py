@@ -65,6 +65,7 @@ class MaskedLanguageModel(Encoder):
         mask: Array | None = None,
         *,
         places: Array | None = None,
+        global_tokens: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
@@ -74,13 +75,14 @@ class MaskedLanguageModel(Encoder):
           inputs: int `[batch, length]` token ids, that of the mask where a token is hidden.
           mask: bool `[batch, length]`, True where a token is real, hidden ones too; None: all are.
           places: int `[batch, places]`, the positions of `inputs` whose logits are wanted; None: all of them.
+          global_tokens: see `Encoder.encode`.
           deterministic: no dropout.
           rngs: stream `dropout` draws the dropout masks.
 
         Returns:
           float32 `[batch, places, vocab_size - 1]`.
         """
-        x_BxTxW = self.encode(inputs, mask, deterministic=deterministic, rngs=rngs)
+        x_BxTxW = self.encode(inputs, mask, global_tokens=global_tokens, deterministic=deterministic, rngs=rngs)
         x_BxTxW = x_BxTxW if self.cls is None else x_BxTxW[:, 1:]
         x_BxPxW = self.transform_norm(nnx.gelu(self.transform(at_places(x_BxTxW, places))))
         table_VxW = self.embed.table[...].astype(jnp.float32)

@@ -79,17 +79,19 @@ class EncoderBlock(nnx.Module):
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
+        global_tokens: Array | None = None,
     ) -> Array:
         """Maps `[batch, length, width]` to the same; `mask` bool `[batch, length]` is True at real tokens.
 
-        `plan` is passed on to the attention op.
+        `plan` and `global_tokens` are for the attention op, see MultiHeadAttention.
         """
 
         shape = x.shape
+        options: dict[str, Any] = {"plan": plan, "global_tokens": global_tokens}
 
         def attend(x_NxW: Array) -> Array:
             x_BxTxW = x_NxW.reshape(shape)
-            out_BxTxW = self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, plan=plan)
+            out_BxTxW = self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, **options)
             return out_BxTxW.reshape(x_NxW.shape)
 
         def feed(x_NxW: Array) -> Array:

@@ -99,6 +99,7 @@ class MultiHeadAttention(nnx.Module):
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
+        global_tokens: Array | None = None,
     ) -> Array: ...
 
     @overload
@@ -124,6 +125,7 @@ class MultiHeadAttention(nnx.Module):
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
+        global_tokens: Array | None = None,
     ) -> Array | tuple[Array, Cache]:
         """Attends within each sequence, to `context`, or to the tokens so far.
 
@@ -141,6 +143,8 @@ class MultiHeadAttention(nnx.Module):
             training: the op then updates them from the queries and keys of this call, those of a `context` too.
           rngs: stream `dropout` draws the dropout mask.
           plan: passed on to the op, for a layer whose number is known only at run time; see `Attention.plans`.
+          global_tokens: bool `[batch, kv_len]`, passed on to an op that gives some tokens a part of their own
+            (`Longformer`); for others all tokens are alike.
 
         Returns:
           `[batch, length, width]` in `dtype`; with a cache also the next cache. Outputs for tokens beyond the cache's
@@ -157,6 +161,9 @@ class MultiHeadAttention(nnx.Module):
             dropout_rng = rngs.dropout()
         given = {"segment_ids": segment_ids, "query_offset": query_offset, "plan": plan}
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        fn = self.attention_fn
+        if global_tokens is not None and isinstance(fn, AttentionFn) and fn.op.GLOBAL_TOKENS:
+            options["global_tokens"] = global_tokens
         source = x if context is None else context
         query, key, value = self.query(x), self.key(source), self.value(source)
         following = None

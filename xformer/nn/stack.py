@@ -119,6 +119,7 @@ def run_blocks(
     keys: Array | None,
     deterministic: bool,
     remat: bool = False,
+    global_tokens: Array | None = None,
 ) -> Array:
     """Runs blocks one after the other.
 
@@ -128,6 +129,7 @@ def run_blocks(
       keys: a dropout key for each block `[layers]`; None: no dropout.
       deterministic: False in training: attention ops then update their constants.
       remat: keeps only the input of each block for the backward pass, which computes the block again.
+      global_tokens: bool `[batch, length]` or None, see MultiHeadAttention.
     """
     for index, block in enumerate(blocks):
         key = None if keys is None else keys[index]
@@ -136,13 +138,13 @@ def run_blocks(
 
             def run(state: Any, x: Array, key: Array | None, graphdef: Any = graphdef) -> tuple[Array, Any]:
                 block = nnx.merge(graphdef, state)
-                return _run(block, x, mask, key, deterministic), nnx.state(block, Constant)
+                return _run(block, x, mask, key, deterministic, None, global_tokens), nnx.state(block, Constant)
 
             x, constants = jax.checkpoint(run)(state, x, key)
             if not deterministic:
                 nnx.update(block, constants)
         else:
-            x = _run(block, x, mask, key, deterministic)
+            x = _run(block, x, mask, key, deterministic, None, global_tokens)
     return x
 
 
@@ -157,6 +159,7 @@ def scan_blocks(
     plans: Sequence[Any],
     shared: bool = False,
     remat: bool = False,
+    global_tokens: Array | None = None,
 ) -> Array:
     """`run_blocks` for stacked blocks: one trace and one compiled body, however many layers there are.
 
@@ -175,7 +178,7 @@ def scan_blocks(
 
     def run(index: int, own: Any, constants: Any, x: Array, key: Array | None, plan: Any) -> tuple[Array, Any, Any]:
         block = nnx.merge(graphdefs[index], commons[index], constants, own)
-        x = _run(block, x, mask, key, deterministic, plan)
+        x = _run(block, x, mask, key, deterministic, plan, global_tokens)
         _, after, own = _split(block, shared)
         return x, nnx.filter_state(after, Constant), nnx.filter_state(own, Constant)
 
@@ -205,10 +208,16 @@ def plans_by_block(attention: Attention, plans: Any) -> Sequence[Any]:
 
 
 def _run(
-    block: EncoderBlock, x: Array, mask: Array | None, key: Array | None, deterministic: bool, plan: Any = None
+    block: EncoderBlock,
+    x: Array,
+    mask: Array | None,
+    key: Array | None,
+    deterministic: bool,
+    plan: Any,
+    global_tokens: Array | None,
 ) -> Array:
     rngs = None if key is None else nnx.Rngs(dropout=key)
-    return block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan)
+    return block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan, global_tokens=global_tokens)
 
 
 def _split(block: EncoderBlock, shared: bool) -> tuple[Any, Any, Any]:

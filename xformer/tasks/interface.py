@@ -122,7 +122,8 @@ class Task(abc.ABC):
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The model's arguments: `inputs` int32 [batch, length], `mask` bool [batch, length], True at real tokens.
 
-        Of a second document in the batch likewise `inputs2` and `mask2`.
+        Of a second document in the batch likewise `inputs2` and `mask2`. A task may add `global_tokens`, bool [batch,
+        length], True at tokens that attend to all and are attended by all (`Longformer`; other attention is not told).
         """
         found = {"inputs": batch["inputs"], "mask": batch["inputs"] > 0}
         if "inputs2" in batch:

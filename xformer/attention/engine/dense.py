@@ -81,7 +81,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
         scores = scores + inputs.bias.astype(dtype)
 
     if controls.q_positions is not None and controls.kv_positions is not None and not isinstance(pattern, Full):
-        allowed = allowed_by_position(pattern, controls.q_positions, controls.kv_positions)
+        allowed = allowed_by_position(pattern, controls.q_positions, controls.kv_positions, (kv_heads, groups))
     else:
         positions = controls.offset + jnp.arange(q_len), jnp.arange(kv_len)
         allowed = heads(jnp.asarray(pattern.allows(*positions)))[None]

@@ -270,7 +270,8 @@ class QueryTiles:
             masks.append((k_positions < self.kv_len)[None])
         if self.settings.pattern is not None and controls.q_positions is not None:
             of_queries, of_keys = self._positions(chunk)
-            masks.append(allowed_by_position(self.settings.pattern, of_queries, of_keys))
+            heads = self.kv_heads, self.groups
+            masks.append(allowed_by_position(self.settings.pattern, of_queries, of_keys, heads))
         elif self.settings.pattern is not None:
             q_positions = self._first_query(chunk) + jnp.arange(self.q_block)
             own = k_positions.reshape(-1, k_positions.shape[-1])  # of every head that has a list of its own
@@ -307,15 +308,16 @@ class QueryTiles:
         return self.flat(jnp.broadcast_to(scale, whole))
 
 
-def allowed_by_position(pattern: Pattern, q_positions: Array, k_positions: Array) -> Array:
-    """Which pairs of a pattern that all heads share exist, `[batch or 1, 1, 1, q_len, kv_len]`.
+def allowed_by_position(pattern: Pattern, q_positions: Array, k_positions: Array, heads: tuple[int, int]) -> Array:
+    """Which pairs of a pattern exist, `[batch or 1, kv_heads or 1, groups or 1, q_len, kv_len]`.
 
-    Positions are int `[batch or 1, 1, 1, q_len, 1]` and `[batch or 1, 1, 1, 1, kv_len]`.
+    Positions are int `[batch or 1, 1, 1, q_len, 1]` and `[batch or 1, 1, 1, 1, kv_len]`; `heads` is (kv_heads, groups).
     """
     q_positions, k_positions = q_positions[:, 0, 0, :, 0], k_positions[:, 0, 0, 0]
     batch = max(len(q_positions), len(k_positions))
     wide = (jnp.broadcast_to(x, (batch, x.shape[1])) for x in (q_positions, k_positions))
-    return jax.vmap(pattern.allows)(*wide)[:, :, None]
+    allowed = jax.vmap(pattern.allows)(*wide)
+    return allowed.reshape(batch, *((1, 1) if allowed.shape[1] == 1 else heads), *allowed.shape[2:])
 
 
 def soft_cap(scores: Array, softcap: float | None) -> tuple[Array, Any]:

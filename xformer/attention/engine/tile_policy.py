@@ -13,6 +13,7 @@ from xformer.attention.engine.tile_plan import TilePlan, ceil_div, round_up
 from xformer.attention.pattern import Full, Pattern
 
 MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
+MIN_TILE = 64  # tokens: blocks too large for one tile are cut into tiles no smaller
 
 
 def plan_tiles(
@@ -68,3 +69,19 @@ def even_block(length: int, most: int) -> int:
     if length <= most:
         return length
     return round_up(ceil_div(length, ceil_div(length, most)), 8)
+
+
+def tile_of_blocks(block_size: int) -> int:
+    """The tile size of a pattern of blocks: a block, or where that is too large the largest part that divides it."""
+    divisors = [size for size in range(MIN_TILE, block_size) if block_size % size == 0]
+    fitting = [size for size in divisors if size <= MAX_TILE[0]]
+    if block_size <= MAX_TILE[0] or not divisors:
+        return block_size
+    return fitting[-1] if fitting else divisors[0]
+
+
+def tile_of_window(width: int, length: int) -> int | None:
+    """The tile size of a window of so many keys among `length`; None where large tiles do as well."""
+    if 2 * width > length:
+        return None
+    return min(max(1 << (width // 4).bit_length(), 32 if width < 64 else 64), 256)
