@@ -182,7 +182,8 @@ class Attention(AttentionCallable):
         """The params of a call with the op's constants, drawn from its seed where they are missing."""
         if CONSTANTS in params or type(self).constants is Attention.constants:
             return params
-        drawn = self.constants(jax.random.key(getattr(self, "seed", 0)), _shape_of(call))
+        with jax.ensure_compile_time_eval():  # the seed is known: a program has the arrays, not their drawing
+            drawn = self.constants(jax.random.key(getattr(self, "seed", 0)), _shape_of(call))
         return {**params, CONSTANTS: drawn} if drawn else params
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:

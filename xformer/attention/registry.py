@@ -10,8 +10,11 @@ from xformer.attention.bigbird import BigBird
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers
+from xformer.attention.linear import Linear
 from xformer.attention.linformer import Linformer
+from xformer.attention.performer import Performer
 from xformer.attention.position import POSITIONS, Position
+from xformer.attention.retention import Retention
 from xformer.attention.window import Window
 from xformer.checks import did_you_mean
 from xformer.lookup import Table
@@ -22,6 +25,9 @@ ATTENTIONS: Table[type[Attention]] = Table(
         "window": Window,
         "bigbird": BigBird,
         "linformer": Linformer,
+        "linear": Linear,
+        "performer": Performer,
+        "retention": Retention,
     },
     kind=Attention,
 )

@@ -1,0 +1,229 @@
+"""Base of the variants whose weights are products of features: a feature map, a decay, and the running state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xformer.attention.call import Call
+from xformer.attention.cost import Cost, call_cost
+from xformer.attention.dtypes import compute_dtype, exact
+from xformer.attention.engine.gradient_guard import guard
+from xformer.attention.interface import CONSTANTS, Attention
+from xformer.attention.position import Position, Rotary
+from xformer.attention.shape import Shape
+from xformer.attention.signature import Options, Params
+from xformer.attention.state import attend as engine
+from xformer.attention.state import dense, state_cost, visible
+from xformer.attention.state.features import FeatureMap, Operands
+from xformer.attention.state.operands import Controls, Inputs, Settings, State
+
+Array = jax.Array
+NO_SCORES = "no query meets a key alone, its features meet a sum over the keys; use Full or Window"
+TINY = 1e-34  # a sum of weights below it is that of a query that sees nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearAttention(Attention):
+    """Attention whose weights are products of features of queries and keys. Subclasses give the feature map.
+
+    Time and memory are linear in the length, and causal decoding needs a state of one size (`decode`). There are no
+    scores to add a bias to or to mask pair by pair: of masks those of keys work, and segments that lie in one piece
+    each. `segment_ids` that do not are refused where they are known when tracing, and give NaN rows where they are not.
+
+    Attributes:
+      position: `Rotary`, which turns queries and keys before the feature map, or None. Other terms change scores.
+    """
+
+    REFUSES: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("bias", "softcap", "sinks"), NO_SCORES),
+        "positions": "keys enter the state in the order in which they stand; sort the tokens, or use Full or Window",
+        "plan": "it visits no tiles; leave the plan away",
+    }
+    NORMALIZED: ClassVar[bool] = True  # whether weights are divided by their sum
+
+    position: Position | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.position is not None and not isinstance(self.position, Position):
+            raise ValueError(f"{self._name}.position must be a position term or None, got {self.position!r}")
+        if self.position is not None and not isinstance(self.position, Rotary):
+            raise NotImplementedError(
+                f"{self._name}.position must be Rotary or None, got {self.position!r}: other terms change the score of "
+                "a pair, and here no query meets a key alone"
+            )
+
+    def feature_map(self, scale: float) -> FeatureMap:
+        """The map, for scores that are multiplied by `scale`."""
+        raise NotImplementedError
+
+    def scaled(self, query: Array, key: Array, scale: Array) -> tuple[Array, Array]:
+        """Queries and keys `[batch, length, heads, head_dim]` for a scale `[1 or heads]`; where it counts at all."""
+        return query, key
+
+    def head_decays(self, num_heads: int) -> tuple[float, ...] | None:
+        """What each head multiplies a weight by at each step of distance; None: nothing."""
+        return None
+
+    # The contract.
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        return {}
+
+    def pattern(self, q_len: int, kv_len: int, num_heads: int) -> None:
+        return None
+
+    def attend(self, call: Call, params: Params) -> Array:
+        self._refuse(call)
+        self.check_params(params, call)
+        given = self._given(call)
+        settings, operands = self._settings(call, given.inputs), self._operands(params, call)
+        run = dense.attend if self.implementation == "reference" else engine.attend
+        out = self._divided(*run(settings, given.inputs, operands, given.controls))
+        return given.marked(out, call)
+
+    def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
+        raise NotImplementedError(f"{self._name} has no softmax, so no log-sum-exp of scores")
+
+    def weights(self, call: Call, params: Params) -> Array:
+        self._refuse(call)
+        given = self._given(call)
+        settings, operands = self._settings(call, given.inputs), self._operands(params, call)
+        pairs = dense.pair_weights(settings, given.inputs, operands, given.controls)
+        total = pairs.sum(-1, keepdims=True) if self.NORMALIZED else jnp.ones((), pairs.dtype)
+        pairs = jnp.where(total < TINY, jnp.zeros((), pairs.dtype), pairs / jnp.maximum(total, TINY))
+        return pairs.reshape(pairs.shape[0], -1, *pairs.shape[3:])
+
+    def cost(self, shape: Shape) -> Cost:
+        settings = Settings(self.feature_map(1.0), self.causal, self.NORMALIZED, self.head_decays(shape.num_heads))
+        by_head = settings.decays is not None
+        heads = {"kv_heads": shape.num_heads if by_head else shape.kv_heads}
+        heads["groups"] = shape.num_heads // heads["kv_heads"]
+        if self.implementation == "reference":
+            flops = state_cost.dense_flops(settings, shape, **heads)
+        else:
+            is_ordered = engine.ordered(settings, Controls())
+            along = shape.q_len == shape.kv_len
+            flops = state_cost.chunked_flops(settings, shape, **heads, is_ordered=is_ordered, along=along)
+        return call_cost(shape, flops, {})
+
+    # What the engine is given.
+
+    def _refuse(self, call: Call) -> None:
+        if self.implementation not in (None, "xla", "reference"):
+            raise NotImplementedError(
+                f'implementation="{self.implementation}" cannot do this call: {self._name} has no kernel; use "xla"'
+            )
+        if call.dropout_rate:
+            raise NotImplementedError(
+                f"{self._name} cannot honour dropout_rate {call.dropout_rate}: no weight stands alone to be dropped; "
+                "use dropout after the layer"
+            )
+        if call.mask is not None and call.mask.shape[2] != 1:
+            raise NotImplementedError(
+                f"{self._name} cannot honour a mask with query dimension {call.mask.shape[2]} (only 1, a padding mask, "
+                "works): no query meets a key alone; use is_causal=True or segment_ids"
+            )
+
+    def _operands(self, params: Params, call: Call) -> Operands:
+        return {}
+
+    def _settings(self, call: Call, inputs: Inputs) -> Settings:
+        decays = self.head_decays(call.query.shape[2])
+        scale = call.scale if call.head_scale is None else 1.0
+        return Settings(self.feature_map(scale), self.causal, self.NORMALIZED, decays, call.precision)
+
+    def _given(self, call: Call) -> Given:
+        (q_len, kv_len), num_heads = call.lengths, call.query.shape[2]
+        query, key, value = call.query, call.key, call.value
+        decays, segmented = self.head_decays(num_heads), call.kv_segments is not None
+        if self.position is None and not (self.causal or decays or segmented):
+            offset: int | Array = 0  # nothing depends on where tokens stand
+        else:
+            offset = call.offset(self._name)
+        if self.position is not None:
+            query = self.position.rotate(query, offset + jnp.arange(q_len))
+            key = self.position.rotate(key, jnp.arange(kv_len))
+        real = None
+        if call.mask is not None:
+            real = jnp.moveaxis(call.mask[:, :, 0], 1, 2)  # [batch or 1, kv_len or 1, num_heads or 1]
+            real = jnp.broadcast_to(real, (real.shape[0], kv_len, real.shape[2]))
+        groups = num_heads // key.shape[2]
+        by_head = [decays, real is not None and real.shape[2] > 1, call.head_scale is not None and call.head_scale.size > 1]
+        if groups > 1 and any(by_head):  # heads of a group differ in what they make of their keys
+            key, value, groups = jnp.repeat(key, groups, axis=2), jnp.repeat(value, groups, axis=2), 1
+        if real is not None:
+            key, value = (jnp.where(real[..., None], x, jnp.zeros((), x.dtype)) for x in (key, value))
+        finite_query, finite_key = jnp.isfinite(query).all(-1), jnp.isfinite(key).all(-1) & jnp.isfinite(value).all(-1)
+        raw = query, key, value
+        query = jnp.where(finite_query[..., None], query, jnp.zeros((), query.dtype))
+        key, value = (jnp.where(finite_key[..., None], x, jnp.zeros((), x.dtype)) for x in (key, value))
+        if call.head_scale is not None:
+            query, key = self.scaled(query, key, call.head_scale)
+        along = isinstance(offset, int) and offset == 0 and q_len == kv_len
+        inputs = Inputs(query.reshape(*query.shape[:2], key.shape[2], groups, -1), key, value)
+        at = None if along else jnp.asarray(offset, jnp.int32)
+        where = visible.ranges(
+            q_len, kv_len, causal=self.causal, offset=at, q_segments=call.q_segments, kv_segments=call.kv_segments
+        )
+        served = None
+        if call.q_segments is not None and call.kv_segments is not None:
+            served = self._served(call, offset)
+        controls = Controls(real, call.q_segments, call.kv_segments, at)
+        return Given(inputs, controls, raw, where, finite_query, finite_key, served)
+
+    def _served(self, call: Call, offset: int | Array) -> Array:
+        """Whether the engine serves a query's segment, `[batch or 1, q_len]`. Raises where it is known that it doesn't."""
+        arrays = call.q_segments, call.kv_segments, offset
+        if not any(isinstance(x, jax.core.Tracer) for x in arrays):
+            ids = [np.asarray(x) for x in arrays[:2]]
+            if not visible.aligned(*ids, offset=np.asarray(offset)).all():
+                raise NotImplementedError(
+                    f"{self._name} cannot honour segment_ids with a segment in several pieces, or with queries apart from "
+                    "the keys of their segment: the state starts anew where a segment ends; sort the tokens, or use Full"
+                )
+        return visible.aligned(*(jnp.asarray(x) for x in arrays))
+
+    def _divided(self, total: Array, norm: Array | None) -> Array:
+        """The output `[batch, q_len, num_heads, depth]`; zeros where all weights are zero."""
+        if norm is not None:
+            some = (norm >= TINY)[..., None]
+            zero, one = jnp.zeros((), total.dtype), jnp.ones((), total.dtype)
+            total = jnp.where(some, total / jnp.where(some, norm[..., None], one), zero)
+        return total.reshape(*total.shape[:2], -1, total.shape[-1])
+
+
+class Given(NamedTuple):
+    """A call as the engine takes it, and what stays outside.
+
+    Attributes:
+      inputs, controls: of the engine.
+      raw: queries, keys and values before what is not finite was taken out.
+      ranges: the keys that each query sees.
+      finite_query: bool `[batch, q_len, num_heads]`; finite_key: bool `[batch, kv_len, kv_heads]`.
+      served: bool `[batch or 1, q_len]`, False where segments are such that the output is wrong; or None.
+    """
+
+    inputs: Inputs
+    controls: Controls
+    raw: tuple[Array, Array, Array]
+    ranges: visible.Ranges
+    finite_query: Array
+    finite_key: Array
+    served: Array | None
+
+    def marked(self, out: Array, call: Call) -> Array:
+        """The output, NaN for queries that are not finite, see what is not, or are not served."""
+        real = self.controls.real
+        out = guard(out, visible.seen(out.shape, *(exact(x) for x in self.raw), self.ranges, real).astype(out.dtype))
+        groups = out.shape[2] // self.finite_key.shape[2]
+        hit = jnp.repeat(visible.any_in(~self.finite_key, self.ranges), groups, axis=2) | ~self.finite_query
+        if self.served is not None:
+            hit = hit | ~self.served[..., None]
+        return jnp.where(hit[..., None], out * jnp.full((), jnp.nan, out.dtype), out)

@@ -1,0 +1,46 @@
+"""Linear attention pair by pair, in plain arithmetic that JAX differentiates in both modes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xformer.attention.dtypes import exact
+from xformer.attention.state.attend import largest_exponents
+from xformer.attention.state.chunk import NOTHING
+from xformer.attention.state.features import Operands, PositiveRandom
+from xformer.attention.state.operands import Controls, Inputs, Settings
+
+Array = jax.Array
+
+
+def attend(settings: Settings, inputs: Inputs, operands: Operands, controls: Controls) -> tuple[Array, Array | None]:
+    """What `state.attend.attend` gives."""
+    weights = pair_weights(settings, inputs, operands, controls)
+    total = jnp.einsum("bkgts,bske->btkge", weights, exact(inputs.value), precision=settings.precision)
+    return total, jnp.moveaxis(weights.sum(-1), 3, 1) if settings.normalized else None
+
+
+def pair_weights(settings: Settings, inputs: Inputs, operands: Operands, controls: Controls) -> Array:
+    """The weight of every pair before the normalisation, `[batch, kv_heads, groups, q_len, kv_len]`."""
+    (q_len, kv_len), features = (inputs.query.shape[1], inputs.key.shape[1]), settings.features
+    if isinstance(features, PositiveRandom) and not settings.causal:
+        operands = operands | {"top": largest_exponents(settings, inputs.key, operands, controls.real)}
+    query = features.queries(jnp.moveaxis(exact(inputs.query), 1, 3), operands, settings.precision)
+    key, logs = features.keys(jnp.moveaxis(exact(inputs.key), 1, 2), operands, settings.precision)
+    weights = jnp.einsum("bkgtf,bksf->bkgts", query, key, precision=settings.precision)
+    offset = jnp.int32(0) if controls.offset is None else controls.offset
+    distance = offset + jnp.arange(q_len)[:, None] - jnp.arange(kv_len)
+    visible = ((distance >= 0) if settings.causal else jnp.ones_like(distance, bool))[None, None]
+    if controls.real is not None:
+        visible = visible & jnp.moveaxis(controls.real, 1, 2)[:, :, None]
+    if controls.q_segments is not None and controls.kv_segments is not None:
+        visible = visible & (controls.q_segments[:, None, :, None] == controls.kv_segments[:, None, None])
+    if logs is not None:
+        seen = jnp.where(visible, logs[:, :, None], jnp.asarray(NOTHING, logs.dtype))
+        weights = weights * jnp.exp(seen - seen.max(-1, keepdims=True))[:, :, None]
+    if settings.decays is not None:
+        rates = jnp.asarray(np.log(np.asarray(settings.decays)), weights.dtype)
+        weights = weights * jnp.exp(rates[:, None, None] * jnp.abs(distance).astype(weights.dtype))[:, None]
+    return jnp.where(visible[:, :, None], weights, jnp.zeros((), weights.dtype))
