@@ -14,7 +14,19 @@ from conformance import BOTH, as_jax, close, expected, forward, inputs, paramete
 from jax.extend import core
 
 from xformer import cost
-from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Shaw, T5Bias, Window
+from xformer.attention import (
+    BigBird,
+    Full,
+    Linear,
+    Linformer,
+    MusicRelative,
+    Performer,
+    Retention,
+    Shape,
+    Shaw,
+    T5Bias,
+    Window,
+)
 
 LONG = {
     "full": Full(),
@@ -28,6 +40,9 @@ LONG = {
     "bigbird-causal": BigBird(causal=True),
     "bigbird-shaw": BigBird(position=Shaw(max_distance=16, values=True)),
     "linformer": Linformer(rank=64, max_len=4096),
+    "linear": Linear(),
+    "performer-causal": Performer(num_features=16, causal=True),
+    "retention": Retention(),
 }
 
 

@@ -86,7 +86,12 @@ class LinearAttention(Attention):
         settings, operands = self._settings(call, given.inputs), self._operands(params, call)
         run = dense.attend if self.implementation == "reference" else engine.attend
         out = self._divided(*run(settings, given.inputs, operands, given.controls))
-        return given.marked(out, call)
+        raw = [exact(x) for x in given.raw]
+        if self.implementation == "reference":
+            seen = jnp.broadcast_to(dense.seen(settings, *raw, given.controls)[..., None], out.shape)
+        else:
+            seen = visible.seen(out.shape, *raw, given.ranges, given.controls.real)
+        return given.marked(guard(out, seen))
 
     def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
         raise NotImplementedError(f"{self._name} has no softmax, so no log-sum-exp of scores")
@@ -218,12 +223,10 @@ class Given(NamedTuple):
     finite_key: Array
     served: Array | None
 
-    def marked(self, out: Array, call: Call) -> Array:
+    def marked(self, out: Array) -> Array:
         """The output, NaN for queries that are not finite, see what is not, or are not served."""
-        real = self.controls.real
-        out = guard(out, visible.seen(out.shape, *(exact(x) for x in self.raw), self.ranges, real).astype(out.dtype))
         groups = out.shape[2] // self.finite_key.shape[2]
         hit = jnp.repeat(visible.any_in(~self.finite_key, self.ranges), groups, axis=2) | ~self.finite_query
         if self.served is not None:
             hit = hit | ~self.served[..., None]
-        return jnp.where(hit[..., None], out * jnp.full((), jnp.nan, out.dtype), out)
+        return out * jnp.where(hit, jnp.full((), jnp.nan, out.dtype), jnp.ones((), out.dtype))[..., None]

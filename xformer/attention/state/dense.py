@@ -30,13 +30,7 @@ def pair_weights(settings: Settings, inputs: Inputs, operands: Operands, control
     query = features.queries(jnp.moveaxis(exact(inputs.query), 1, 3), operands, settings.precision)
     key, logs = features.keys(jnp.moveaxis(exact(inputs.key), 1, 2), operands, settings.precision)
     weights = jnp.einsum("bkgtf,bksf->bkgts", query, key, precision=settings.precision)
-    offset = jnp.int32(0) if controls.offset is None else controls.offset
-    distance = offset + jnp.arange(q_len)[:, None] - jnp.arange(kv_len)
-    visible = ((distance >= 0) if settings.causal else jnp.ones_like(distance, bool))[None, None]
-    if controls.real is not None:
-        visible = visible & jnp.moveaxis(controls.real, 1, 2)[:, :, None]
-    if controls.q_segments is not None and controls.kv_segments is not None:
-        visible = visible & (controls.q_segments[:, None, :, None] == controls.kv_segments[:, None, None])
+    visible, distance = _visible(settings, q_len, kv_len, controls)
     if logs is not None:
         seen = jnp.where(visible, logs[:, :, None], jnp.asarray(NOTHING, logs.dtype))
         weights = weights * jnp.exp(seen - seen.max(-1, keepdims=True))[:, :, None]
@@ -44,3 +38,24 @@ def pair_weights(settings: Settings, inputs: Inputs, operands: Operands, control
         rates = jnp.asarray(np.log(np.asarray(settings.decays)), weights.dtype)
         weights = weights * jnp.exp(rates[:, None, None] * jnp.abs(distance).astype(weights.dtype))[:, None]
     return jnp.where(visible[:, :, None], weights, jnp.zeros((), weights.dtype))
+
+
+def seen(settings: Settings, query: Array, key: Array, value: Array, controls: Controls) -> Array:
+    """Sums `[batch, q_len, num_heads]` over what each query sees, itself included, whose gradient reaches nothing else."""
+    visible, _ = _visible(settings, query.shape[1], key.shape[1], controls)
+    visible = jnp.repeat(visible, query.shape[2] // key.shape[2], axis=1) if visible.shape[1] > 1 else visible
+    of_keys = jnp.repeat(key.sum(-1) + value.sum(-1), query.shape[2] // key.shape[2], axis=2)
+    pairs = jnp.where(visible, jnp.moveaxis(of_keys, 1, 2)[:, :, None], jnp.zeros((), of_keys.dtype))
+    return jnp.moveaxis(pairs.sum(-1), 1, 2) + query.sum(-1)
+
+
+def _visible(settings: Settings, q_len: int, kv_len: int, controls: Controls) -> tuple[Array, Array]:
+    """Which pairs are visible, bool `[batch or 1, kv_heads or 1, q_len, kv_len]`, and how far a key is behind a query."""
+    offset = jnp.int32(0) if controls.offset is None else controls.offset
+    distance = offset + jnp.arange(q_len)[:, None] - jnp.arange(kv_len)
+    visible = ((distance >= 0) if settings.causal else jnp.ones_like(distance, bool))[None, None]
+    if controls.real is not None:
+        visible = visible & jnp.moveaxis(controls.real, 1, 2)[:, :, None]
+    if controls.q_segments is not None and controls.kv_segments is not None:
+        visible = visible & (controls.q_segments[:, None, :, None] == controls.kv_segments[:, None, None])
+    return visible, distance
