@@ -232,6 +232,44 @@ class Attention(AttentionCallable):
         """
         return None
 
+    def decode_state(self, shape: Shape, dtype: Any) -> Any:
+        """The state before the first token, for `decode`: a pytree of arrays whose size no length changes.
+
+        None where decoding needs the keys themselves, in a cache that `lookback` bounds.
+
+        Args:
+          shape: of the calls to come; its lengths don't count.
+          dtype: of their queries, keys and values.
+        """
+        return None
+
+    def decode(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        state: Any,
+        *,
+        mask: Array | None = None,
+        params: Params | None = None,
+    ) -> tuple[Array, Any]:
+        """The outputs of the tokens that follow those in the state, and the state after them.
+
+        Token by token or many at once, the outputs are those of one call with all tokens.
+
+        Args:
+          query: `[batch, new, num_heads, head_dim]`; key, value: `[batch, new, num_kv_heads, depth]`.
+          state: what `decode_state` or the call before gave.
+          mask: bool `[batch, new]`, True at real tokens, which come first in each example; None: all are. The others
+            are forgotten: the next token takes their place.
+          params: as in a call.
+
+        Raises:
+          ValueError: the op is not causal.
+          NotImplementedError: it has no such state.
+        """
+        raise NotImplementedError(f"{self._name} decodes from a cache of keys and values")
+
     def at_layer(self, index: int) -> Attention:
         """This op for layer number `index` of a model; the same op unless layers must differ."""
         return self

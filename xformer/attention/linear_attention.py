@@ -82,7 +82,7 @@ class LinearAttention(Attention):
     def attend(self, call: Call, params: Params) -> Array:
         self._refuse(call)
         self.check_params(params, call)
-        given = self._given(call)
+        given = self._given(*self._turned(call))
         settings, operands = self._settings(call, given.inputs), self._operands(params, call)
         run = dense.attend if self.implementation == "reference" else engine.attend
         out = self._divided(*run(settings, given.inputs, operands, given.controls))
@@ -98,12 +98,45 @@ class LinearAttention(Attention):
 
     def weights(self, call: Call, params: Params) -> Array:
         self._refuse(call)
-        given = self._given(call)
+        given = self._given(*self._turned(call))
         settings, operands = self._settings(call, given.inputs), self._operands(params, call)
         pairs = dense.pair_weights(settings, given.inputs, operands, given.controls)
         total = pairs.sum(-1, keepdims=True) if self.NORMALIZED else jnp.ones((), pairs.dtype)
         pairs = jnp.where(total < TINY, jnp.zeros((), pairs.dtype), pairs / jnp.maximum(total, TINY))
         return pairs.reshape(pairs.shape[0], -1, *pairs.shape[3:])
+
+    def decode_state(self, shape: Shape, dtype: Any) -> Decoded:
+        heads = shape.num_heads if self.head_decays(shape.num_heads) else shape.kv_heads
+        array = lambda depth: jnp.zeros((shape.batch, 1, heads, depth), dtype)
+        inputs = Inputs(array(shape.head_dim)[:, :, :, None], array(shape.head_dim), array(shape.value_depth))
+        settings = Settings(self.feature_map(1.0), self.causal, self.NORMALIZED)
+        return Decoded(engine.empty_state(settings, inputs), jnp.zeros(shape.batch, jnp.int32))
+
+    def decode(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        state: Decoded,
+        *,
+        mask: Array | None = None,
+        params: Params | None = None,
+    ) -> tuple[Array, Decoded]:
+        if not self.causal:
+            raise ValueError(f"decoding needs a causal op, got {self}")
+        new, options = query.shape[-3], Options(mask=None if mask is None else mask[:, None, None])
+        _, call = self._prepare(query, key, value, options)
+        self._refuse(call)
+        positions = state.length[:, None] + jnp.arange(new)
+        given = self._given(self._at(call, positions, positions), 0)
+        steps = jnp.full_like(state.length, new) if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32)
+        settings = self._settings(call, given.inputs)
+        operands = self._operands(self.with_constants(params or {}, call), call)
+        out, sums = engine.continued(settings, given.inputs, operands, given.controls, state.sums, steps)
+        # Later tokens see what is not finite here.
+        hit = (~given.finite_key).any(1)[..., None]
+        sums = sums._replace(sums=jnp.where(hit[..., None], jnp.asarray(jnp.nan, sums.sums.dtype), sums.sums))
+        return call.restore(given.marked(self._divided(*out))), Decoded(sums, state.length + steps)
 
     def cost(self, shape: Shape) -> Cost:
         settings = Settings(self.feature_map(1.0), self.causal, self.NORMALIZED, self.head_decays(shape.num_heads))
@@ -144,17 +177,24 @@ class LinearAttention(Attention):
         scale = call.scale if call.head_scale is None else 1.0
         return Settings(self.feature_map(scale), self.causal, self.NORMALIZED, decays, call.precision)
 
-    def _given(self, call: Call) -> Given:
+    def _turned(self, call: Call) -> tuple[Call, int | Array]:
+        """The call with its queries and keys rotated, and the position of the first query."""
+        (q_len, kv_len), decays = call.lengths, self.head_decays(call.query.shape[2])
+        if self.position is None and not (self.causal or decays or call.kv_segments is not None):
+            return call, 0  # nothing depends on where tokens stand
+        offset = call.offset(self._name)
+        return self._at(call, offset + jnp.arange(q_len), jnp.arange(kv_len)), offset
+
+    def _at(self, call: Call, q_positions: Array, kv_positions: Array) -> Call:
+        if self.position is None:
+            return call
+        rotate = self.position.rotate
+        return dataclasses.replace(call, query=rotate(call.query, q_positions), key=rotate(call.key, kv_positions))
+
+    def _given(self, call: Call, offset: int | Array) -> Given:
+        """The call as the engine takes it."""
         (q_len, kv_len), num_heads = call.lengths, call.query.shape[2]
-        query, key, value = call.query, call.key, call.value
-        decays, segmented = self.head_decays(num_heads), call.kv_segments is not None
-        if self.position is None and not (self.causal or decays or segmented):
-            offset: int | Array = 0  # nothing depends on where tokens stand
-        else:
-            offset = call.offset(self._name)
-        if self.position is not None:
-            query = self.position.rotate(query, offset + jnp.arange(q_len))
-            key = self.position.rotate(key, jnp.arange(kv_len))
+        query, key, value, decays = call.query, call.key, call.value, self.head_decays(num_heads)
         real = None
         if call.mask is not None:
             real = jnp.moveaxis(call.mask[:, :, 0], 1, 2)  # [batch or 1, kv_len or 1, num_heads or 1]
@@ -202,6 +242,18 @@ class LinearAttention(Attention):
             zero, one = jnp.zeros((), total.dtype), jnp.ones((), total.dtype)
             total = jnp.where(some, total / jnp.where(some, norm[..., None], one), zero)
         return total.reshape(*total.shape[:2], -1, total.shape[-1])
+
+
+class Decoded(NamedTuple):
+    """What decoding keeps of the tokens so far.
+
+    Attributes:
+      sums: of their keys and values; NaN where a key or value was not finite.
+      length: int32 `[batch]`, how many tokens.
+    """
+
+    sums: State
+    length: Array
 
 
 class Given(NamedTuple):

@@ -32,6 +32,17 @@ def ordered(settings: Settings, controls: Controls) -> bool:
 
 
 @functools.partial(jax.jit, static_argnums=0)
+def continued(
+    settings: Settings, inputs: Inputs, operands: Operands, controls: Controls, state: State, steps: Array
+) -> tuple[tuple[Array, Array | None], State]:
+    """What the next tokens read, as `attend` gives it, and the state after them.
+
+    `steps`, int32 `[batch]`, is how many of the tokens are real; they come first.
+    """
+    return past(settings, "past", inputs, operands, controls, state, steps)
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def attend(settings: Settings, inputs: Inputs, operands: Operands, controls: Controls) -> tuple[Array, Array | None]:
     """The weighted sums of values `[batch, q_len, kv_heads, groups, depth]`, and the sums of weights without `depth`.
 
@@ -101,7 +112,13 @@ def _both_ways(settings: Settings, inputs: Inputs, operands: Operands, controls:
 
 
 def past(
-    settings: Settings, within: Within, inputs: Inputs, operands: Operands, controls: Controls, state: State | None = None
+    settings: Settings,
+    within: Within,
+    inputs: Inputs,
+    operands: Operands,
+    controls: Controls,
+    state: State | None = None,
+    steps: Array | None = None,
 ) -> tuple[tuple[Array, Array | None], State]:
     """What queries read from the keys before their chunk and, as `within` says, in it; and the state after all keys.
 
@@ -114,6 +131,9 @@ def past(
     if controls.offset is not None:
         state, inputs, controls, before = _prefix(settings, inputs, operands, controls, state)
     tokens, marks = _chunks(inputs, controls, min(CHUNK, q_len), before)
+    if steps is not None:
+        num_chunks, size = tokens.query.shape[0], tokens.query.shape[4]
+        marks = marks._replace(advance=jnp.clip(steps - size * jnp.arange(num_chunks)[:, None], 0, size))
     state, out = recomputed.scan(Step(settings, within), state, tokens, operands, marks)
     return _in_order(out, q_len), state
 
