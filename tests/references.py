@@ -331,7 +331,7 @@ def linear(op, params, query, key, value, *, offset=0, mask=None, segment_ids=No
 def performer(op, params, query, key, value, *, offset=0, mask=None, segment_ids=None, scale=None, **nothing):
     """exp(w x - |x|^2 / 2) or relu(w x), x the vector times the root of the scale (Choromanski et al. 2021, lemma 1).
 
-    What is largest of a feature among the keys, and of a query, is divided out: it cancels, and no exponential overflows.
+    What is largest of a feature among the keys, and of a query, is divided out: it cancels.
     """
     assert all(x is None for x in nothing.values())
     query, key, value = _featured(op, query, key, value, offset)

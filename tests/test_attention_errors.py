@@ -213,7 +213,11 @@ def test_what_has_no_token_pairs_refuses_what_needs_them(row):
     general = np.ones((2, 1, 45, 45), bool)
     cases = [({"bias": np.zeros((2, 4, 45, 45), np.float32)}, "bias"), ({"mask": general}, "mask")]
     in_pieces = np.repeat([[0, 1, 0]], 15, axis=1).repeat(2, axis=0)
-    cases += [({"segment_ids": in_pieces}, "segment"), ({"softcap": 2.0}, "softcap"), ({"positions": in_pieces}, "positions")]
+    cases += [
+        ({"segment_ids": in_pieces}, "segment"),
+        ({"softcap": 2.0}, "softcap"),
+        ({"positions": in_pieces}, "positions"),
+    ]
     for extra, word in cases:
         with refuses(NotImplementedError, word):
             conformance.attend(row.op, params, call | extra)

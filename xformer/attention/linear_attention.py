@@ -12,9 +12,9 @@ import numpy as np
 
 from xformer.attention.call import Call
 from xformer.attention.cost import Cost, call_cost
-from xformer.attention.dtypes import compute_dtype, exact
+from xformer.attention.dtypes import exact
 from xformer.attention.engine.gradient_guard import guard
-from xformer.attention.interface import CONSTANTS, Attention
+from xformer.attention.interface import Attention
 from xformer.attention.position import Position, Rotary
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Options, Params
@@ -86,11 +86,12 @@ class LinearAttention(Attention):
         settings, operands = self._settings(call, given.inputs), self._operands(params, call)
         run = dense.attend if self.implementation == "reference" else engine.attend
         out = self._divided(*run(settings, given.inputs, operands, given.controls))
-        raw = [exact(x) for x in given.raw]
+        query, key, value = (exact(x) for x in given.raw)
         if self.implementation == "reference":
-            seen = jnp.broadcast_to(dense.seen(settings, *raw, given.controls)[..., None], out.shape)
+            sums = dense.seen(settings, query, key, value, given.controls)
+            seen = jnp.broadcast_to(sums[..., None], out.shape)
         else:
-            seen = visible.seen(out.shape, *raw, given.ranges, given.controls.real)
+            seen = visible.seen(out.shape, query, key, value, given.ranges, given.controls.real)
         return given.marked(guard(out, seen))
 
     def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
@@ -146,9 +147,7 @@ class LinearAttention(Attention):
         if self.implementation == "reference":
             flops = state_cost.dense_flops(settings, shape, **heads)
         else:
-            is_ordered = engine.ordered(settings, Controls())
-            along = shape.q_len == shape.kv_len
-            flops = state_cost.chunked_flops(settings, shape, **heads, is_ordered=is_ordered, along=along)
+            flops = state_cost.chunked_flops(settings, shape, **heads)
         return call_cost(shape, flops, {})
 
     # What the engine is given.
@@ -200,8 +199,8 @@ class LinearAttention(Attention):
             real = jnp.moveaxis(call.mask[:, :, 0], 1, 2)  # [batch or 1, kv_len or 1, num_heads or 1]
             real = jnp.broadcast_to(real, (real.shape[0], kv_len, real.shape[2]))
         groups = num_heads // key.shape[2]
-        by_head = [decays, real is not None and real.shape[2] > 1, call.head_scale is not None and call.head_scale.size > 1]
-        if groups > 1 and any(by_head):  # heads of a group differ in what they make of their keys
+        by_head = [x for x in (real, call.head_scale) if x is not None and x.shape[-1] > 1]
+        if groups > 1 and (decays or by_head):  # heads of a group differ in what they make of their keys
             key, value, groups = jnp.repeat(key, groups, axis=2), jnp.repeat(value, groups, axis=2), 1
         if real is not None:
             key, value = (jnp.where(real[..., None], x, jnp.zeros((), x.dtype)) for x in (key, value))
@@ -224,23 +223,25 @@ class LinearAttention(Attention):
         return Given(inputs, controls, raw, where, finite_query, finite_key, served)
 
     def _served(self, call: Call, offset: int | Array) -> Array:
-        """Whether the engine serves a query's segment, `[batch or 1, q_len]`. Raises where it is known that it doesn't."""
+        """Whether the engine serves a query's segment, `[batch or 1, q_len]`. Raises where it is known not to."""
         arrays = call.q_segments, call.kv_segments, offset
-        if not any(isinstance(x, jax.core.Tracer) for x in arrays):
-            ids = [np.asarray(x) for x in arrays[:2]]
-            if not visible.aligned(*ids, offset=np.asarray(offset)).all():
-                raise NotImplementedError(
-                    f"{self._name} cannot honour segment_ids with a segment in several pieces, or with queries apart from "
-                    "the keys of their segment: the state starts anew where a segment ends; sort the tokens, or use Full"
-                )
-        return visible.aligned(*(jnp.asarray(x) for x in arrays))
+        known = not any(isinstance(x, jax.core.Tracer) for x in arrays)
+        if known and not visible.aligned(*(np.asarray(x) for x in arrays)).all():
+            raise NotImplementedError(
+                f"{self._name} cannot honour segment_ids with a segment in several pieces, or with queries apart from "
+                "the keys of their segment: the state starts anew where one ends; sort the tokens, or use Full"
+            )
+        served: Array = visible.aligned(*(jnp.asarray(x) for x in arrays))
+        return served
 
     def _divided(self, total: Array, norm: Array | None) -> Array:
         """The output `[batch, q_len, num_heads, depth]`; zeros where all weights are zero."""
         if norm is not None:
-            some = (norm >= TINY)[..., None]
-            zero, one = jnp.zeros((), total.dtype), jnp.ones((), total.dtype)
-            total = jnp.where(some, total / jnp.where(some, norm[..., None], one), zero)
+            # The quotient's gradient has the square of the norm, which underflows: both are divided by its size first.
+            size = jnp.maximum(jax.lax.stop_gradient(norm), jnp.asarray(TINY, norm.dtype))
+            some, norm = ~(norm < size)[..., None], (norm / size)[..., None]
+            out = total / size[..., None] / jnp.where(some, norm, jnp.ones_like(norm))
+            total = jnp.where(some, out, jnp.zeros_like(out))
         return total.reshape(*total.shape[:2], -1, total.shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""Performer: softmax attention from random features (Choromanski et al. 2021, "Rethinking Attention with Performers")."""
+"""Performer: an estimate of softmax attention by random features (Choromanski et al. 2021, "Rethinking Attention")."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ class AttentionFn(AttentionCallable, nnx.Module):
             params = op.init(rngs.params(), shape)
         self.op = op
         self.params = nnx.data(jax.tree.map(nnx.Param, params))
-        self.constants = nnx.data(constant.draw(op, shape, rngs))
+        # Without the sizes, and without a stream to draw from, each call draws from the op's seed.
+        self.constants = nnx.data({} if head_dim is None and rngs is None else constant.draw(op, shape, rngs))
 
     def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         if options.params is None:

@@ -159,7 +159,7 @@ class MultiHeadAttention(nnx.Module):
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         source = x if context is None else context
         query, key, value = self.query(x), self.key(source), self.value(source)
-        dropout = {
+        dropout: dict[str, Any] = {
             "dropout_rng": dropout_rng,
             "dropout_rate": self.dropout_rate,
             "broadcast_dropout": False,

@@ -39,7 +39,8 @@ def continued(
 
     `steps`, int32 `[batch]`, is how many of the tokens are real; they come first.
     """
-    return past(settings, "past", inputs, operands, controls, state, steps)
+    out, state = past(settings, "past", inputs, operands, controls, state, steps)
+    return out[:2], state
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -51,12 +52,12 @@ def attend(settings: Settings, inputs: Inputs, operands: Operands, controls: Con
     inputs, operands, controls = mesh_axes.varying(
         (inputs, operands, controls), mesh_axes.axes_of(inputs, operands, controls)
     )
-    if isinstance(settings.features, PositiveRandom) and not settings.causal:
-        operands = operands | {"top": largest_exponents(settings, inputs.key, operands, controls.real)}
     if not ordered(settings, controls):
+        if isinstance(settings.features, PositiveRandom):
+            operands = operands | {"top": largest_exponents(settings, inputs.key, operands, controls.real)}
         return _both_ways(settings, inputs, operands, controls)
     if settings.causal:
-        return past(settings, "past", inputs, operands, controls)[0]
+        return past(settings, "past", inputs, operands, controls)[0][:2]
     q_len = inputs.query.shape[1]
     inputs, controls = _whole_chunks(inputs, controls)  # in both directions the same
     out, _ = past(settings, "all", inputs, operands, controls)
@@ -65,7 +66,20 @@ def attend(settings: Settings, inputs: Inputs, operands: Operands, controls: Con
     if controls.offset is not None:
         mirrored = mirrored._replace(offset=inputs.key.shape[1] - controls.offset - inputs.query.shape[1])
     later, _ = past(settings, "none", jax.tree.map(flip, inputs), operands, mirrored)
-    return jax.tree.map(lambda one, other: (one + flip(other))[:, :q_len], out, later)
+    return jax.tree.map(lambda x: x[:, :q_len], _added(out, jax.tree.map(flip, later)))
+
+
+def _added(one: Any, other: Any) -> tuple[Array, Array | None]:
+    """The sums of two disjoint sets of keys, as `past` gives them for each."""
+    if one[2] is not None:
+        top = jnp.maximum(one[2], other[2])  # [batch, q_len, kv_heads]
+        one, other = (
+            (total * share[..., None], norm * share, None)
+            for total, norm, own in (one, other)
+            for share in [jnp.exp(own - top)[..., None]]
+        )
+    total, norm, _ = jax.tree.map(jnp.add, one, other)
+    return total, norm
 
 
 def _whole_chunks(inputs: Inputs, controls: Controls) -> tuple[Inputs, Controls]:
@@ -74,8 +88,9 @@ def _whole_chunks(inputs: Inputs, controls: Controls) -> tuple[Inputs, Controls]
     extra = -q_len % min(CHUNK, q_len)
     if not extra:
         return inputs, controls
-    wider = lambda x: None if x is None else jnp.pad(x, [(0, 0), (0, extra)] + [(0, 0)] * (x.ndim - 2))
-    inputs, controls = inputs._replace(query=wider(inputs.query)), controls._replace(q_segments=wider(controls.q_segments))
+    wider: Any = lambda x: None if x is None else jnp.pad(x, [(0, 0), (0, extra)] + [(0, 0)] * (x.ndim - 2))
+    inputs = inputs._replace(query=wider(inputs.query))
+    controls = controls._replace(q_segments=wider(controls.q_segments))
     if not along:
         return inputs, controls
     real = jnp.ones((1, kv_len, 1), bool) if controls.real is None else controls.real
@@ -88,7 +103,7 @@ def largest_exponents(settings: Settings, key: Array, operands: Operands, real: 
     features = settings.features
     assert isinstance(features, PositiveRandom)
     key, operands = jax.lax.stop_gradient((key, operands))
-    tokens, marks = _chunks(Inputs(None, key, None), Controls(real), LONG_CHUNK)
+    tokens, marks = _chunks(None, key, None, Controls(real), LONG_CHUNK)
     lowest = jnp.full((), -jnp.inf, compute_dtype(key.dtype))
 
     def step(top: Array, x: Any) -> tuple[Array, None]:
@@ -103,12 +118,12 @@ def largest_exponents(settings: Settings, key: Array, operands: Operands, real: 
 
 
 def _both_ways(settings: Settings, inputs: Inputs, operands: Operands, controls: Controls) -> Any:
-    step, state = Step(settings, "none"), empty_state(settings, inputs)
-    tokens, marks = _chunks(inputs._replace(query=None), controls, LONG_CHUNK)
+    step, state = Step(settings, "none"), empty_state(settings, inputs, by_key=False)
+    tokens, marks = _chunks(None, inputs.key, inputs.value, controls, LONG_CHUNK)
     state, _ = recomputed.scan(step, state, tokens, operands, marks)
-    tokens, marks = _chunks(Inputs(inputs.query, None, None), Controls(), LONG_CHUNK)
+    tokens, marks = _chunks(inputs.query, None, None, Controls(), LONG_CHUNK)
     _, out = recomputed.scan(step, state, tokens, operands, marks)
-    return _in_order(out, inputs.query.shape[1])
+    return _in_order(out, inputs.query.shape[1])[:2]
 
 
 def past(
@@ -119,8 +134,10 @@ def past(
     controls: Controls,
     state: State | None = None,
     steps: Array | None = None,
-) -> tuple[tuple[Array, Array | None], State]:
+) -> tuple[tuple[Array, Array | None, Array | None], State]:
     """What queries read from the keys before their chunk and, as `within` says, in it; and the state after all keys.
+
+    The weighted sums, the sums of weights, and the logarithms `[batch, q_len, kv_heads]` of what both are divided by.
 
     Without an offset queries go along with the keys. With one they stand among the keys from there on: the keys before
     enter the state first.
@@ -130,7 +147,7 @@ def past(
     before = None
     if controls.offset is not None:
         state, inputs, controls, before = _prefix(settings, inputs, operands, controls, state)
-    tokens, marks = _chunks(inputs, controls, min(CHUNK, q_len), before)
+    tokens, marks = _chunks(*inputs, controls, min(CHUNK, q_len), before)
     if steps is not None:
         num_chunks, size = tokens.query.shape[0], tokens.query.shape[4]
         marks = marks._replace(advance=jnp.clip(steps - size * jnp.arange(num_chunks)[:, None], 0, size))
@@ -147,7 +164,7 @@ def _prefix(settings: Settings, inputs: Inputs, operands: Operands, controls: Co
         before = jax.lax.dynamic_slice_in_dim(controls.kv_segments, at, 1, 1)[:, 0]
         real = real & (controls.kv_segments == before[:, None])[..., None]
     real = real if controls.real is None else real & controls.real
-    tokens, marks = _chunks(inputs._replace(query=None), Controls(real), LONG_CHUNK)
+    tokens, marks = _chunks(None, inputs.key, inputs.value, Controls(real), LONG_CHUNK)
     num_chunks, size = tokens.key.shape[0], tokens.key.shape[3]
     starts = size * jnp.arange(num_chunks)
     # Queries may stand beyond the last key: what is left of the distance counts in the last chunk.
@@ -167,11 +184,11 @@ def _prefix(settings: Settings, inputs: Inputs, operands: Operands, controls: Co
     return state, inputs, controls, before
 
 
-def empty_state(settings: Settings, inputs: Inputs) -> State:
-    """The state before the first key."""
+def empty_state(settings: Settings, inputs: Inputs, *, by_key: bool = True) -> State:
+    """The state before the first key; `by_key`: feature maps that can divide out what is largest do so key by key."""
     (batch, _, kv_heads, head_dim), depth = inputs.key.shape, inputs.value.shape[-1]
     size, dtype = settings.features.size(head_dim), compute_dtype(inputs.key.dtype)
-    logs = settings.causal and isinstance(settings.features, PositiveRandom)
+    logs = by_key and isinstance(settings.features, PositiveRandom)
     state = State(
         jnp.zeros((batch, kv_heads, size, depth), dtype),
         jnp.zeros((batch, kv_heads, size), dtype) if settings.normalized else None,
@@ -180,12 +197,20 @@ def empty_state(settings: Settings, inputs: Inputs) -> State:
     return mesh_axes.varying(state, mesh_axes.axes_of(inputs))
 
 
-def _chunks(inputs: Any, controls: Controls, size: int, before: Array | None = None) -> tuple[Tokens, Marks]:
+def _chunks(
+    query: Array | None,
+    key: Array | None,
+    value: Array | None,
+    controls: Controls,
+    size: int,
+    before: Array | None = None,
+) -> tuple[Any, Any]:
     """Queries, keys and values and what is known of them, with a leading axis of chunks; the last one is padded."""
-    length = (inputs.key if inputs.query is None else inputs.query).shape[1]
+    some: Any = query if key is None else key
+    length = some.shape[1]
     num_chunks = ceil_div(length, size := min(size, length))
 
-    def of_heads(x: Array | None) -> Any:
+    def of_heads(x: Any) -> Any:
         """`[batch, length, heads.., depth]` to `[chunks, batch, heads.., size, depth]`."""
         if x is None:
             return None
@@ -193,13 +218,13 @@ def _chunks(inputs: Any, controls: Controls, size: int, before: Array | None = N
         x = x.reshape(x.shape[0], num_chunks, size, *x.shape[2:])
         return jnp.moveaxis(x, (1, 2), (0, x.ndim - 2))
 
-    tokens = Tokens(*map(of_heads, inputs))
+    tokens = Tokens(*map(of_heads, (query, key, value)))
     if tokens.key is None:
         return tokens, Marks()
     real = jnp.ones((1, length, 1), bool) if controls.real is None else controls.real
     marks = Marks(of_heads(real[..., None])[..., 0])
     if controls.kv_segments is not None:
-        flat = lambda x: None if x is None else of_heads(x[:, :, None])[..., 0]
+        flat: Any = lambda x: None if x is None else of_heads(x[:, :, None])[..., 0]
         kv_segments = flat(controls.kv_segments)
         first = kv_segments[:1, :, 0] if before is None else jnp.broadcast_to(before, kv_segments[:1, :, 0].shape)
         before_each = jnp.concatenate([first, kv_segments[:-1, :, -1]])
@@ -208,10 +233,10 @@ def _chunks(inputs: Any, controls: Controls, size: int, before: Array | None = N
 
 
 def _in_order(out: Any, length: int) -> Any:
-    """`[chunks, batch, kv_heads, groups, size, ...]` to `[batch, length, kv_heads, groups, ...]`."""
+    """`[chunks, batch, kv_heads, (groups,) size, ...]` to `[batch, length, kv_heads, (groups,) ...]`."""
 
-    def one(x: Array) -> Array:
-        x = jnp.moveaxis(x, (0, 4), (1, 2))
+    def one(x: Array, at: int) -> Array:
+        x = jnp.moveaxis(x, (0, at), (1, 2))
         return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
-    return jax.tree.map(one, out)
+    return tuple(None if x is None else one(x, at) for x, at in zip(out, (4, 4, 3), strict=True))

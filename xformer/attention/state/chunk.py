@@ -31,6 +31,7 @@ class Factors(NamedTuple):
       keys: `[batch, kv_heads, chunk]`, a key that enters the state.
       kept: `[batch, kv_heads]`, the state before.
       top: `[batch, kv_heads]`, the next state's.
+      row_top: `[batch, kv_heads, chunk]`, the logarithm of what the sums of a query are divided by.
     """
 
     pairs: Array | None
@@ -38,6 +39,7 @@ class Factors(NamedTuple):
     keys: Array | None
     kept: Array | None
     top: Array | None
+    row_top: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +55,11 @@ class Step:
     within: Within = "past"
 
     def __call__(self, carry: State, tokens: Tokens, operands: Operands, marks: Marks) -> tuple[State, Any]:
-        """The state after the chunk; the weighted sum `[batch, kv_heads, groups, chunk, depth]` and sum of weights.
+        """The state after the chunk, and what its queries read; that is None in a chunk without queries.
 
-        The sum of weights, `[batch, kv_heads, groups, chunk]`, is None where it is not asked for; both are None in a
-        chunk without queries. In a chunk without keys the state stays.
+        They read the weighted sums `[batch, kv_heads, groups, chunk, depth]`, the sums of weights without `depth` or
+        None, and where keys have logarithms that of what both are divided by, `[batch, kv_heads, chunk]`. In a chunk
+        without keys the state stays.
         """
         settings, state = self.settings, carry
         features, out = settings.features, None
@@ -80,7 +83,7 @@ class Step:
                 weights = einsum("bkgtf,bksf->bkgts", query_features, key_features) * factors.pairs[:, :, None]
                 total = total + einsum("bkgts,bkse->bkgte", weights, value)
                 norm = None if norm is None else norm + weights.sum(-1)
-            out = total, norm
+            out = total, norm, factors.row_top
         if key_features is not None:
             if factors.keys is not None:
                 key_features = key_features * factors.keys[..., None]
@@ -94,7 +97,7 @@ class Step:
         return state, out
 
     def _factors(self, state: State, tokens: Tokens, marks: Marks, logs: Array | None) -> Factors:
-        x = tokens.query if tokens.key is None else tokens.key
+        x: Any = tokens.query if tokens.key is None else tokens.key
         size, dtype = x.shape[-2], compute_dtype(x.dtype)
         reads, meets = tokens.query is not None, self.within != "none" and tokens.query is not None
         index = np.arange(size)
@@ -103,8 +106,8 @@ class Step:
         keys: Any = None
         kept: Any = None
         if meets:
-            pairs = jnp.asarray((index[:, None] >= index[None]) if self.within == "past" else np.ones((size, size), bool))
-            pairs = pairs[None, None]
+            seen = index[:, None] >= index if self.within == "past" else np.ones((size, size), bool)
+            pairs = jnp.asarray(seen)[None, None]
         if marks.kv_segments is not None:
             assert marks.before is not None
             last = marks.kv_segments[:, -1:]
@@ -132,17 +135,15 @@ class Step:
         return Factors(pairs, rows, keys, kept, state.top)
 
     def _decayed(self, distance: Any, dtype: Any) -> Array:
-        """decay^distance: `[1, kv_heads, ...]` for a NumPy array `[...]`; for a JAX array `[batch, 1, ...]` its heads."""
+        """decay^distance `[batch or 1, kv_heads, ...]`, of a NumPy array `[...]` or of a JAX array `[batch, 1, ...]`."""
         assert self.settings.decays is not None
         logs = np.log(np.asarray(self.settings.decays))
         if isinstance(distance, np.ndarray):
             return jnp.asarray(np.exp(logs.reshape(1, -1, *[1] * distance.ndim) * distance), dtype)
         return jnp.exp(jnp.asarray(logs.reshape(1, -1, *[1] * (distance.ndim - 2)), dtype) * distance.astype(dtype))
 
-    def _by_logs(
-        self, state: State, marks: Marks, logs: Array, pairs: Any, rows: Any, keys: Any, kept: Any
-    ) -> Factors:
-        """The factors where each key has a logarithm: each row, and the next state, is divided by the largest it sees."""
+    def _by_logs(self, state: State, marks: Marks, logs: Array, pairs: Any, rows: Any, keys: Any, kept: Any) -> Factors:
+        """The factors where each key has a logarithm: each row and the next state are divided by the largest seen."""
         assert state.top is not None and marks.real is not None
         nothing = jnp.asarray(NOTHING, logs.dtype)
         logs = jnp.where(marks.real, logs, nothing)
@@ -164,4 +165,5 @@ class Step:
             jnp.exp(end - top[..., None]) if keys is None else jnp.exp(end - top[..., None]) * keys,
             jnp.exp(before - top) if kept is None else jnp.exp(before - top) * kept,
             top,
+            row_top,
         )

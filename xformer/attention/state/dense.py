@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention.dtypes import exact
-from xformer.attention.state.attend import largest_exponents
+from xformer.attention.state import attend as engine
 from xformer.attention.state.chunk import NOTHING
 from xformer.attention.state.features import Operands, PositiveRandom
 from xformer.attention.state.operands import Controls, Inputs, Settings
@@ -25,8 +25,8 @@ def attend(settings: Settings, inputs: Inputs, operands: Operands, controls: Con
 def pair_weights(settings: Settings, inputs: Inputs, operands: Operands, controls: Controls) -> Array:
     """The weight of every pair before the normalisation, `[batch, kv_heads, groups, q_len, kv_len]`."""
     (q_len, kv_len), features = (inputs.query.shape[1], inputs.key.shape[1]), settings.features
-    if isinstance(features, PositiveRandom) and not settings.causal:
-        operands = operands | {"top": largest_exponents(settings, inputs.key, operands, controls.real)}
+    if isinstance(features, PositiveRandom) and not engine.ordered(settings, controls):
+        operands = operands | {"top": engine.largest_exponents(settings, inputs.key, operands, controls.real)}
     query = features.queries(jnp.moveaxis(exact(inputs.query), 1, 3), operands, settings.precision)
     key, logs = features.keys(jnp.moveaxis(exact(inputs.key), 1, 2), operands, settings.precision)
     weights = jnp.einsum("bkgtf,bksf->bkgts", query, key, precision=settings.precision)
@@ -41,7 +41,7 @@ def pair_weights(settings: Settings, inputs: Inputs, operands: Operands, control
 
 
 def seen(settings: Settings, query: Array, key: Array, value: Array, controls: Controls) -> Array:
-    """Sums `[batch, q_len, num_heads]` over what each query sees, itself included, whose gradient reaches nothing else."""
+    """Sums `[batch, q_len, num_heads]` over what each query sees and itself: their gradient reaches nothing else."""
     visible, _ = _visible(settings, query.shape[1], key.shape[1], controls)
     visible = jnp.repeat(visible, query.shape[2] // key.shape[2], axis=1) if visible.shape[1] > 1 else visible
     of_keys = jnp.repeat(key.sum(-1) + value.sum(-1), query.shape[2] // key.shape[2], axis=2)
@@ -50,7 +50,7 @@ def seen(settings: Settings, query: Array, key: Array, value: Array, controls: C
 
 
 def _visible(settings: Settings, q_len: int, kv_len: int, controls: Controls) -> tuple[Array, Array]:
-    """Which pairs are visible, bool `[batch or 1, kv_heads or 1, q_len, kv_len]`, and how far a key is behind a query."""
+    """Which pairs are visible, bool `[batch or 1, kv_heads or 1, q_len, kv_len]`, and how far back each key lies."""
     offset = jnp.int32(0) if controls.offset is None else controls.offset
     distance = offset + jnp.arange(q_len)[:, None] - jnp.arange(kv_len)
     visible = ((distance >= 0) if settings.causal else jnp.ones_like(distance, bool))[None, None]

@@ -31,11 +31,11 @@ class FeatureMap:
         return 0
 
     def queries(self, x: Array, operands: Operands, precision: Any) -> Array:
-        """Features `[batch, kv_heads, groups, tokens, size]` of queries `[batch, kv_heads, groups, tokens, head_dim]`."""
+        """Features of queries `[batch, kv_heads, groups, tokens, head_dim]`, with `size` for `head_dim`."""
         return x * self.scale
 
     def keys(self, x: Array, operands: Operands, precision: Any) -> tuple[Array, Array | None]:
-        """Features `[batch, kv_heads, tokens, size]` of keys, and None or logarithms `[batch, kv_heads, tokens]`.
+        """Features of keys `[batch, kv_heads, tokens, head_dim]`, and logarithms `[batch, kv_heads, tokens]` or None.
 
         The features are then to be multiplied by the exponentials of the logarithms, which have no gradient.
         """
@@ -90,8 +90,8 @@ class PositiveRandom(Relu):
     """exp(w x - |x|^2 / 2), an unbiased estimate of exp(scale q k) (Choromanski et al. 2021, lemma 1).
 
     Queries and keys are multiplied by the root of `scale` first. Operands: `projection`, `[num_features, head_dim]`,
-    and where nothing is causal `top`, `[batch, kv_heads, num_features]`: the largest exponent of each feature among the
-    keys. Otherwise that of each key is divided out, and given as its logarithm.
+    and where it does not matter where tokens stand `top`, `[batch, kv_heads, num_features]`: the largest exponent of
+    each feature among the keys. Otherwise that of each key is divided out, and given as its logarithm.
     """
 
     def queries(self, x: Array, operands: Operands, precision: Any) -> Array:

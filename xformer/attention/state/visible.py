@@ -6,7 +6,6 @@ arrays, and what a query saw is marked afterwards: in the output, and in the gra
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +57,7 @@ def _take(x: Array, at: Array) -> Array:
     return jnp.take_along_axis(wide(x), jnp.broadcast_to(at, (batch, at.shape[1], *x.shape[2:])), 1)
 
 
-def aligned(q_segments: Array, kv_segments: Array, offset: Any) -> Any:
+def aligned(q_segments: Any, kv_segments: Any, offset: Any) -> Any:
     """Whether the running state serves the segments: bool `[batch or 1, q_len]`, in NumPy where all is NumPy.
 
     Each segment of the keys is in one piece, and a query of a segment that has keys stands beside one of them.
@@ -73,9 +72,11 @@ def aligned(q_segments: Array, kv_segments: Array, offset: Any) -> Any:
     whole = (ordered[:, 1:] != ordered[:, :-1]).sum(1) == pieces
     at = np_like.clip(offset + np_like.arange(q_ids.shape[1]), 0, kv_len - 1)
     beside = kv_ids[:, at] == q_ids
-    place = jax.vmap(jnp.searchsorted)(ordered, q_ids) if np_like is jnp else np.stack(
-        [np.searchsorted(*row) for row in zip(ordered, q_ids, strict=True)]
-    )
+    place: Any
+    if np_like is jnp:
+        place = jax.vmap(jnp.searchsorted)(ordered, q_ids)
+    else:
+        place = np.stack([np.searchsorted(*row) for row in zip(ordered, q_ids, strict=True)])
     found = np_like.take_along_axis(ordered, np_like.minimum(place, kv_len - 1), 1)
     return whole[:, None] & (beside | (found != q_ids))
 
@@ -89,14 +90,16 @@ def any_in(flags: Array, ranges: Ranges) -> Array:
     return _take(sums, end) > _take(sums, start)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def seen(shape: tuple[int, ...], query: Array, key: Array, value: Array, ranges: Ranges, real: Array | None) -> Array:
-    """Zeros `[batch, q_len, heads, depth]`; where their gradient is NaN, so is that of the query and of what it saw."""
+def _zeros(shape: tuple[int, ...], query: Array, key: Array, value: Array, ranges: Ranges, real: Array | None) -> Array:
+    """Zeros of a shape `[batch, q_len, heads, depth]`.
+
+    Where their gradient is NaN, so is that of the query and of what it saw.
+    """
     return mesh_axes.varying(jnp.zeros(shape, query.dtype), mesh_axes.axes_of(query, key, value))
 
 
 def _forward(shape: Any, query: Array, key: Array, value: Array, ranges: Ranges, real: Array | None) -> Any:
-    return seen(shape, query, key, value, ranges, real), (query, key, value, ranges, real)
+    return _zeros(shape, query, key, value, ranges, real), (query, key, value, ranges, real)
 
 
 def _backward(shape: Any, saved: Any, gradient: Array) -> Any:
@@ -110,11 +113,13 @@ def _backward(shape: Any, saved: Any, gradient: Array) -> Any:
     row = jnp.arange(batch)[:, None]
     counts = jnp.zeros((batch, kv_len + 1, kv_heads), jnp.int32)
     counts = mesh_axes.varying(counts, mesh_axes.axes_of(by_head, first))
-    counts = counts.at[row, jnp.clip(first, 0, kv_len)].add(by_head).at[row, jnp.clip(last + 1, 0, kv_len)].add(-by_head)
+    counts = counts.at[row, jnp.clip(first, 0, kv_len)].add(by_head)
+    counts = counts.at[row, jnp.clip(last + 1, 0, kv_len)].add(-by_head)
     hit = jnp.cumsum(counts, axis=1)[:, :kv_len] > 0
     hit = hit if real is None else hit & real
     marked = lambda flags, x: jnp.where(flags[..., None], jnp.full((), jnp.nan, x.dtype), jnp.zeros(x.shape, x.dtype))
     return marked(bad, query), marked(hit, key), marked(hit, value), None, None
 
 
+seen: Any = jax.custom_vjp(_zeros, nondiff_argnums=(0,))
 seen.defvjp(_forward, _backward)
