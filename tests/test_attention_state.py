@@ -62,6 +62,7 @@ def test_values_and_gradients_across_chunks(name, causal, segmented):
 
 
 @pytest.mark.usefixtures("small_chunks")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
 @pytest.mark.parametrize("name", ["performer", "retention"])
 def test_queries_among_the_keys(name, causal):
@@ -93,6 +94,7 @@ def test_cost_is_that_of_the_chunks():
             assert own.cost(some).flops == cost.count(run, *at).flops, own
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("implementation", ["xla", "reference"])
 @pytest.mark.parametrize("hiding", ["segments", "causal"])
 @pytest.mark.parametrize("name", ["performer", "retention"])
@@ -146,6 +148,7 @@ def test_segments_that_a_state_does_not_serve():
     assert not past[:, 5:].any() and past[:, :5].any()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("position", [None, Rotary(50.0)], ids=["none", "rotary"])
 @pytest.mark.parametrize("name", OPS)
 def test_decoding_gives_the_whole_sequence_at_once(name, position):
@@ -200,16 +203,16 @@ def test_random_features_are_orthogonal_and_estimate_softmax_attention():
     many = np.asarray(Performer(num_features=8_000).constants(jax.random.key(2), Shape(1, 1, 1, 1, 8))["projection"])
     np.testing.assert_allclose(many.mean(0), 0, atol=0.05)
     np.testing.assert_allclose(many.T @ many / 8_000, np.eye(8), atol=0.1)
-    call = as_jax(inputs(q_len=20, head_dim=8))
+    call = {name: x if name == "value" else 0.5 * x for name, x in as_jax(inputs(q_len=20, head_dim=8)).items()}
     for causal in (False, True):
         want = np.asarray(Full(causal=causal)(**call))
         errors = []
-        for features in (64, 4096):
+        for features in (64, 2048):
             op = Performer(features, causal=causal)
-            draws = [op.constants(jax.random.key(seed), Shape(1, 20, 20, 4, 8, 2)) for seed in range(4)]
+            draws = [op.constants(jax.random.key(seed), Shape(1, 20, 20, 4, 8, 2)) for seed in range(2)]
             outs = [np.asarray(op(**call, params={"constants": drawn})) for drawn in draws]
             errors.append(np.mean([np.abs(out - want).mean() for out in outs]))
-        assert errors[1] < 0.25 * errors[0] and errors[1] < 0.06, errors
+        assert errors[1] < 0.4 * errors[0] and errors[1] < 0.02, errors
     with refuses(ValueError, "projection", "(3, 8)"):
         Performer(4)(**call, params={"constants": {"projection": jnp.ones((3, 8))}})
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from xformer.attention.call import Call
 from xformer.attention.cost import Cost, call_cost
@@ -21,7 +20,8 @@ from xformer.attention.signature import Options, Params
 from xformer.attention.state import attend as engine
 from xformer.attention.state import dense, state_cost, visible
 from xformer.attention.state.features import FeatureMap, Operands
-from xformer.attention.state.operands import Controls, Inputs, Settings, State
+from xformer.attention.state.operands import Inputs, Settings, State
+from xformer.attention.state_call import StateCall, state_call
 
 Array = jax.Array
 NO_SCORES = "no query meets a key alone, its features meet a sum over the keys; use Full or Window"
@@ -190,49 +190,9 @@ class LinearAttention(Attention):
         rotate = self.position.rotate
         return dataclasses.replace(call, query=rotate(call.query, q_positions), key=rotate(call.key, kv_positions))
 
-    def _given(self, call: Call, offset: int | Array) -> Given:
-        """The call as the engine takes it."""
-        (q_len, kv_len), num_heads = call.lengths, call.query.shape[2]
-        query, key, value, decays = call.query, call.key, call.value, self.head_decays(num_heads)
-        real = None
-        if call.mask is not None:
-            real = jnp.moveaxis(call.mask[:, :, 0], 1, 2)  # [batch or 1, kv_len or 1, num_heads or 1]
-            real = jnp.broadcast_to(real, (real.shape[0], kv_len, real.shape[2]))
-        groups = num_heads // key.shape[2]
-        by_head = [x for x in (real, call.head_scale) if x is not None and x.shape[-1] > 1]
-        if groups > 1 and (decays or by_head):  # heads of a group differ in what they make of their keys
-            key, value, groups = jnp.repeat(key, groups, axis=2), jnp.repeat(value, groups, axis=2), 1
-        if real is not None:
-            key, value = (jnp.where(real[..., None], x, jnp.zeros((), x.dtype)) for x in (key, value))
-        finite_query, finite_key = jnp.isfinite(query).all(-1), jnp.isfinite(key).all(-1) & jnp.isfinite(value).all(-1)
-        raw = query, key, value
-        query = jnp.where(finite_query[..., None], query, jnp.zeros((), query.dtype))
-        key, value = (jnp.where(finite_key[..., None], x, jnp.zeros((), x.dtype)) for x in (key, value))
-        if call.head_scale is not None:
-            query, key = self.scaled(query, key, call.head_scale)
-        along = isinstance(offset, int) and offset == 0 and q_len == kv_len
-        inputs = Inputs(query.reshape(*query.shape[:2], key.shape[2], groups, -1), key, value)
-        at = None if along else jnp.asarray(offset, jnp.int32)
-        where = visible.ranges(
-            q_len, kv_len, causal=self.causal, offset=at, q_segments=call.q_segments, kv_segments=call.kv_segments
-        )
-        served = None
-        if call.q_segments is not None and call.kv_segments is not None:
-            served = self._served(call, offset)
-        controls = Controls(real, call.q_segments, call.kv_segments, at)
-        return Given(inputs, controls, raw, where, finite_query, finite_key, served)
-
-    def _served(self, call: Call, offset: int | Array) -> Array:
-        """Whether the engine serves a query's segment, `[batch or 1, q_len]`. Raises where it is known not to."""
-        arrays = call.q_segments, call.kv_segments, offset
-        known = not any(isinstance(x, jax.core.Tracer) for x in arrays)
-        if known and not visible.aligned(*(np.asarray(x) for x in arrays)).all():
-            raise NotImplementedError(
-                f"{self._name} cannot honour segment_ids with a segment in several pieces, or with queries apart from "
-                "the keys of their segment: the state starts anew where one ends; sort the tokens, or use Full"
-            )
-        served: Array = visible.aligned(*(jnp.asarray(x) for x in arrays))
-        return served
+    def _given(self, call: Call, offset: int | Array) -> StateCall:
+        by_head = self.head_decays(call.query.shape[2]) is not None
+        return state_call(call, offset, self._name, causal=self.causal, by_head=by_head, scaled=self.scaled)
 
     def _divided(self, total: Array, norm: Array | None) -> Array:
         """The output `[batch, q_len, num_heads, depth]`; zeros where all weights are zero."""
@@ -255,31 +215,3 @@ class Decoded(NamedTuple):
 
     sums: State
     length: Array
-
-
-class Given(NamedTuple):
-    """A call as the engine takes it, and what stays outside.
-
-    Attributes:
-      inputs, controls: of the engine.
-      raw: queries, keys and values before what is not finite was taken out.
-      ranges: the keys that each query sees.
-      finite_query: bool `[batch, q_len, num_heads]`; finite_key: bool `[batch, kv_len, kv_heads]`.
-      served: bool `[batch or 1, q_len]`, False where segments are such that the output is wrong; or None.
-    """
-
-    inputs: Inputs
-    controls: Controls
-    raw: tuple[Array, Array, Array]
-    ranges: visible.Ranges
-    finite_query: Array
-    finite_key: Array
-    served: Array | None
-
-    def marked(self, out: Array) -> Array:
-        """The output, NaN for queries that are not finite, see what is not, or are not served."""
-        groups = out.shape[2] // self.finite_key.shape[2]
-        hit = jnp.repeat(visible.any_in(~self.finite_key, self.ranges), groups, axis=2) | ~self.finite_query
-        if self.served is not None:
-            hit = hit | ~self.served[..., None]
-        return out * jnp.where(hit, jnp.full((), jnp.nan, out.dtype), jnp.ones((), out.dtype))[..., None]

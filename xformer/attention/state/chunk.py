@@ -135,7 +135,7 @@ class Step:
         return Factors(pairs, rows, keys, kept, state.top)
 
     def _decayed(self, distance: Any, dtype: Any) -> Array:
-        """decay^distance `[batch or 1, kv_heads, ...]`, of a NumPy array `[...]` or of a JAX array `[batch, 1, ...]`."""
+        """decay^distance `[batch or 1, kv_heads, ...]`, of a NumPy array `[...]` or a JAX array `[batch, 1, ...]`."""
         assert self.settings.decays is not None
         logs = np.log(np.asarray(self.settings.decays))
         if isinstance(distance, np.ndarray):
