@@ -18,10 +18,13 @@ from xformer.attention import (
     Attention,
     BigBird,
     Full,
+    Linear,
     Linformer,
     Local,
     Longformer,
     MusicRelative,
+    Performer,
+    Retention,
     Rotary,
     Shape,
     Shaw,
@@ -56,7 +59,10 @@ class Case:
     reference: Callable[..., np.ndarray]
     positions: Mapping[str, Any] = dataclasses.field(default_factory=lambda: POSITION_TERMS)
     causal: bool = True  # can be causal
-    pairs: bool = True  # relates token pairs: takes bias, segments, softcap, sinks and masks that differ by query
+    pairs: bool = True  # relates token pairs: takes bias, any segments, softcap, sinks and masks that differ by query
+    segments: bool = True  # takes segments that lie in one piece each
+    dropout: bool = True  # has weights that may be dropped
+    normalized: bool = True  # the output is a mean of values, whatever the size of the scores
     deep_values: bool = True  # takes values of another depth than keys
     local: bool = True  # depends on positions even without a position term
     appendable: bool = True  # appended padding changes nothing; causal, it never does
@@ -66,8 +72,13 @@ class Case:
 def linformer(**fields):
     name = "-".join(["linformer", *(str(value) for value in fields.values())])
     return Case(name, Linformer(rank=6, max_len=48, **fields), references.linformer, NO_POSITION, causal=False,
-                pairs=False, local=False, max_len=48,
+                pairs=False, segments=False, local=False, max_len=48,
                 deep_values=(fields.get("sharing"), fields["projection"]) != ("key_value", "conv"))  # fmt: skip
+
+
+def running_state(name, op, reference, **flags):
+    positions = {name: POSITION_TERMS[name] for name in ("none", "rotary")}
+    return Case(name, op, reference, positions, pairs=False, dropout=False, **{"local": False, **flags})
 
 
 CASES = (
@@ -84,6 +95,10 @@ CASES = (
     *(linformer(sharing=sharing, projection="learned") for sharing in ("none", "headwise", "key_value")),
     *(linformer(sharing=sharing, projection="conv") for sharing in ("none", "headwise", "key_value")),
     linformer(projection="mean"),
+    running_state("linear", Linear(), references.linear),
+    running_state("performer", Performer(num_features=6, seed=4), references.performer),
+    running_state("performer-relu", Performer(num_features=6, kernel="relu", seed=4), references.performer),
+    running_state("retention", Retention(), references.retention, local=True, normalized=False),
 )  # fmt: skip
 
 
@@ -195,7 +210,9 @@ def everything(row, *, seed=0, q_len=LENGTH, batch=BATCH):
     call = inputs(seed=seed, q_len=q_len, batch=batch, value_dim=value_dim)
     call["scale"] = rng.uniform(0.4, 1.0, HEADS).astype(np.float32)
     if not row.case.pairs:
-        return call | {"mask": rng.random((batch, 1, 1, q_len)) < 0.7}
+        whole = np.sort(rng.integers(0, 3, (batch, q_len))).astype(np.int32)
+        segments = {"segment_ids": whole} if row.case.segments else {}
+        return call | {"mask": rng.random((batch, 1, 1, q_len)) < 0.7} | segments
     mask = rng.random((batch, HEADS, q_len, q_len)) < 0.8
     mask[0, :, q_len // 2] = False
     segments = np.sort(rng.integers(0, 2, (batch, q_len))).astype(np.int32)

@@ -6,6 +6,7 @@ their float arguments and keep complex128, so a test differentiates them by a co
 
 import functools
 import math
+import types
 
 import numpy as np
 
@@ -336,3 +337,90 @@ def linformer(op, params, query, key, value, *, mask=None, scale=None, offset=0,
 
     visible = np.swapaxes(attended, -1, -2)[..., None, :]
     return attend(query, project(key, "key"), project(value, "value"), visible=visible, scale=scale)
+
+
+# ---- variants by features: no softmax
+
+
+def _by_features(op, query_features, key_features, value, *, offset, mask, segment_ids, decays=None, normalized=True):
+    """sum_j w_ij v_j, with w_ij = decay^|i - j| f(q_i) f(k_j) over the visible pairs, divided by sum_j w_ij if asked.
+
+    Features are `[*batch, length, heads, features]`, with the heads of queries.
+    """
+    weights = np.einsum("...qhf,...khf->...hqk", query_features, key_features)
+    q_len, kv_len = weights.shape[-2:]
+    distance = offset + np.arange(q_len)[:, None] - np.arange(kv_len)
+    seen = np.broadcast_to((distance >= 0) if op.causal else True, weights.shape)
+    if mask is not None:
+        seen = seen & np.broadcast_to(np.asarray(mask) > 0, weights.shape)
+    if segment_ids is not None:
+        q_ids, k_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        seen = seen & (np.asarray(q_ids)[..., None, :, None] == np.asarray(k_ids)[..., None, None, :])
+    if decays is not None:
+        weights = weights * np.asarray(decays)[:, None, None] ** np.abs(distance)
+    weights = np.where(seen, weights, 0)
+    if normalized:
+        total = weights.sum(axis=-1, keepdims=True)
+        weights = weights / np.where(total == 0, 1, total)
+    return np.einsum("...hqk,...khd->...qhd", weights, value)
+
+
+def _featured(op, query, key, value, offset):
+    """Queries, keys and values in float64, keys and values repeated for each query head, turned by Rotary."""
+    query, key, value = wide(query), wide(key), wide(value)
+    if op.position is not None:
+        query = rotate(query, offset + np.arange(query.shape[-3]), op.position.base)
+        key = rotate(key, np.arange(key.shape[-3]), op.position.base)
+    groups = query.shape[-2] // key.shape[-2]
+    return query, np.repeat(key, groups, axis=-2), np.repeat(value, groups, axis=-2)
+
+
+def linear(op, params, query, key, value, *, offset=0, mask=None, segment_ids=None, scale=None, **nothing):
+    """elu(q) + 1 and elu(k) + 1 (Katharopoulos et al. 2020, eq. 4 and 7); a scale of all weights cancels."""
+    assert all(x is None for x in nothing.values())
+    query, key, value = _featured(op, query, key, value, offset)
+    features = lambda x: np.where(x.real > 0, x + 1, np.exp(np.where(x.real > 0, 0, x)))
+    options = {"offset": offset, "mask": mask, "segment_ids": segment_ids}
+    return _by_features(op, features(query), features(key), value, **options)
+
+
+def performer(op, params, query, key, value, *, offset=0, mask=None, segment_ids=None, scale=None, **nothing):
+    """exp(w x - |x|^2 / 2) or relu(w x), x the vector times the root of the scale (Choromanski et al. 2021, lemma 1).
+
+    What is largest of a feature among the keys, and of a query, is divided out: it cancels.
+    """
+    assert all(x is None for x in nothing.values())
+    query, key, value = _featured(op, query, key, value, offset)
+    options = {"offset": offset, "mask": mask, "segment_ids": segment_ids}
+    directions = params.get("constants") or drawn(op, query.shape[-1])
+    directions = wide(directions["projection"])
+    if op.kernel == "relu":
+        features = lambda x: np.where((y := x @ directions.T).real > 0, y, 0)
+        return _by_features(op, features(query), features(key), value, **options)
+    root = np.sqrt(query.shape[-1] ** -0.5 if scale is None else wide(scale))
+    query, key = (x * np.broadcast_to(root, x.shape[-2])[:, None] for x in (query, key))
+    of_query, of_key = (x @ directions.T - (x * x).sum(-1, keepdims=True) / 2 for x in (query, key))
+    top = of_key.real.max(axis=(-3), keepdims=True)  # cancels: added to the one, taken from the other
+    of_query = of_query + top
+    of_query = of_query - of_query.real.max(axis=-1, keepdims=True)
+    return _by_features(op, np.exp(of_query), np.exp(of_key - top), value, **options)
+
+
+@functools.cache
+def drawn(op, head_dim):
+    """What the op draws from its seed."""
+    import jax
+
+    return op.constants(jax.random.key(op.seed), types.SimpleNamespace(head_dim=head_dim))
+
+
+def retention(op, params, query, key, value, *, offset=0, mask=None, segment_ids=None, scale=None, **nothing):
+    """(scale q k * decay^|i - j|) v with the decays 1 - 2^(-5 - head) (Sun et al. 2023, eq. 5 and 8)."""
+    assert all(x is None for x in nothing.values())
+    query, key, value = _featured(op, query, key, value, offset)
+    heads, head_dim = query.shape[-2:]
+    decays = [1 - 2.0 ** -(5 + head) for head in range(heads)] if op.decays is None else op.decays
+    scale = wide(head_dim**-0.5 if scale is None else scale)
+    query = query * np.broadcast_to(scale, heads)[:, None]
+    options = {"offset": offset, "mask": mask, "segment_ids": segment_ids}
+    return _by_features(op, query, key, value, decays=decays, normalized=False, **options)

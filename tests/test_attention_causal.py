@@ -43,7 +43,7 @@ def test_the_flag_equals_the_field(row):
     np.testing.assert_array_equal(by_flag, forward(row.op, {}, as_jax(call), (("is_causal", True),)))
 
 
-@rows(causal=(False,), where=lambda case: case.causal)
+@rows(causal=(False,), where=lambda case: case.causal and case.pairs)
 def test_a_causal_mask_only_cuts(row):
     """Dense causal mask: the bidirectional pattern and nothing after the query."""
     call = inputs() | {"mask": np.tril(np.ones((1, 1, LENGTH, LENGTH), np.float32))}
@@ -92,7 +92,7 @@ def test_causal_bigbird_decodes_over_a_cache_that_grows(tokens):
 
 
 @pytest.mark.sampled(5)
-@rows(positions=True, where=lambda case: case.pairs)
+@rows(positions=True, where=lambda case: case.causal)
 def test_an_offset_of_each_example(row):
     call = inputs(q_len=6, kv_len=LENGTH, seed=3)
     params = parameters(row.op, call)
@@ -100,7 +100,7 @@ def test_an_offset_of_each_example(row):
     close(forward(row.op, params, as_jax(call | {"query_offset": offsets})), expected(row, params, call, offsets))
 
 
-@rows(where=lambda case: case.pairs, implementations=BOTH)
+@rows(where=lambda case: case.causal, implementations=BOTH)
 def test_a_static_offset(row):
     call = inputs(q_len=6, kv_len=LENGTH, seed=3)
     close(forward(row.op, {}, as_jax(call), (("query_offset", 31),)), expected(row, {}, call, 31))
@@ -117,7 +117,7 @@ def test_offset_with_every_other_argument_and_gradients(row):
     conformance.check_gradients(row, {}, call, cotangent, gradients, offset=20)
 
 
-@rows(positions=True, causal=(False, True), where=lambda case: case.pairs)
+@rows(positions=True, causal=(False, True), where=lambda case: case.causal)
 def test_unknown_position_is_refused(row):
     """q_len != kv_len without an offset: ValueError where positions matter, and only there."""
     call = as_jax(inputs(q_len=5, kv_len=9))

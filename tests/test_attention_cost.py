@@ -17,10 +17,13 @@ from xformer import cost
 from xformer.attention import (
     BigBird,
     Full,
+    Linear,
     Linformer,
     Local,
     Longformer,
     MusicRelative,
+    Performer,
+    Retention,
     Shape,
     Shaw,
     Sparse,
@@ -44,6 +47,9 @@ LONG = {
     "longformer": Longformer(window=128, dilation=3),
     "sparse": Sparse(stride=64),
     "sparse-fixed": Sparse(stride=64, kind="fixed", position=T5Bias()),
+    "linear": Linear(),
+    "performer-causal": Performer(num_features=16, causal=True),
+    "retention": Retention(),
 }
 
 

@@ -27,7 +27,7 @@ def dropped(row, params, call, key=KEY, rate=0.5, broadcast=True):
 
 
 @pytest.mark.sampled(1)
-@rows()
+@rows(where=lambda case: case.dropout)
 def test_acts_repeats_and_differs_by_key(row):
     call = inputs()
     params = parameters(row.op, call)
@@ -55,7 +55,7 @@ def test_weights_are_dropped_whole_and_scaled(row):
     assert abs(share - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / (plain > 0).sum()) * np.sqrt(HEADS)
 
 
-@rows(where=lambda case: not case.pairs)
+@rows(where=lambda case: case.dropout and not case.pairs)
 def test_mean_over_keys_is_the_undropped_output(row):
     call = inputs(q_len=20, batch=1, seed=1)
     params = parameters(row.op, call)
@@ -69,7 +69,7 @@ def test_mean_over_keys_is_the_undropped_output(row):
 
 
 @pytest.mark.sampled(1)
-@rows(implementations=BOTH, where=conformance.one_of_each)
+@rows(implementations=BOTH, where=lambda case: case.dropout and conformance.one_of_each(case))
 def test_broadcast_shares_the_mask_between_examples(row):
     call = inputs(batch=1)
     params = parameters(row.op, call)
@@ -103,8 +103,15 @@ def test_dropout_without_a_key_or_with_an_impossible_rate_is_refused(row):
             conformance.attend(row.op, params, call, dropout_rng=KEY, dropout_rate=rate, deterministic=False)
 
 
+@rows(where=lambda case: not case.dropout)
+def test_what_has_no_weights_to_drop_says_so(row):
+    call = as_jax(inputs())
+    with refuses(NotImplementedError, type(row.op).__name__, "dropout_rate", "use dropout after the layer"):
+        conformance.attend(row.op, {}, call, dropout_rng=KEY, dropout_rate=0.5, deterministic=False)
+
+
 @pytest.mark.sampled(4)
-@rows(positions=True, implementations=("xla",))
+@rows(positions=True, implementations=("xla",), where=lambda case: case.dropout)
 def test_gradient_meets_the_same_mask_as_the_output(row):
     """<c, out(v)> is linear in the values, so the gradient gives it exactly; scores by central differences."""
     call = inputs(q_len=33, seed=2)

@@ -18,8 +18,11 @@ from xformer.attention import (
     Attention,
     BigBird,
     Full,
+    Linear,
     Linformer,
     MusicRelative,
+    Performer,
+    Retention,
     Rotary,
     Shape,
     Shaw,
@@ -127,6 +130,13 @@ def test_build_refuses(config, words):
         (lambda: Linformer(rank=65, max_len=64), "rank"),
         (lambda: Linformer(projection="max"), "projection"),
         (lambda: Linformer(sharing="all"), "sharing"),
+        (lambda: Performer(num_features=0), "num_features"),
+        (lambda: Performer(kernel="cosine"), "kernel"),
+        (lambda: Performer(seed=-1), "seed"),
+        (lambda: Retention(decays=()), "decays"),
+        (lambda: Retention(decays=(0.5, 1.5)), "1.5"),
+        (lambda: Linear(position=Shaw()), "position"),
+        (lambda: Linear(position=3), "position"),
         (lambda: Full(position=3), "position"),
         (lambda: Full(implementation="fast"), "implementation"),
         (lambda: Shaw(max_distance=-1), "max_distance"),
@@ -202,17 +212,23 @@ def test_what_has_no_token_pairs_refuses_what_needs_them(row):
     params = parameters(row.op, call)
     general = np.ones((2, 1, 45, 45), bool)
     cases = [({"bias": np.zeros((2, 4, 45, 45), np.float32)}, "bias"), ({"mask": general}, "mask")]
-    cases += [({"segment_ids": np.zeros((2, 45), np.int32)}, "segment")]
+    in_pieces = np.repeat([[0, 1, 0]], 15, axis=1).repeat(2, axis=0)
+    cases += [
+        ({"segment_ids": in_pieces}, "segment"),
+        ({"softcap": 2.0}, "softcap"),
+        ({"positions": in_pieces}, "positions"),
+    ]
     for extra, word in cases:
         with refuses(NotImplementedError, word):
             conformance.attend(row.op, params, call | extra)
-    with refuses(ValueError, "max_len"):
-        conformance.attend(row.op, params, as_jax(inputs(q_len=49) | {"mask": padding([49, 3], 49)}))
+    if row.case.max_len < 49:
+        with refuses(ValueError, "max_len"):
+            conformance.attend(row.op, params, as_jax(inputs(q_len=49) | {"mask": padding([49, 3], 49)}))
 
 
 @pytest.mark.parametrize("implementation", ["pallas", "splash", "cudnn"])
 def test_an_implementation_that_cannot_run_here_says_why(implementation):
-    for op in (Full(), Window(left=4, right=4), BigBird(block_size=8), Linformer(rank=6, max_len=48)):
+    for op in (Full(), Window(left=4, right=4), BigBird(block_size=8), Linformer(rank=6, max_len=48), Linear()):
         with refuses((NotImplementedError, ValueError), implementation):
             named = dataclasses.replace(op, implementation=implementation)
             conformance.attend(named, parameters(op, inputs()), as_jax(inputs()))

@@ -118,7 +118,7 @@ def check_linen_layer(row):
 
 
 @pytest.mark.sampled(3)
-@rows(where=conformance.one_of_each)
+@rows(where=lambda case: case.dropout and conformance.one_of_each(case))
 @pytest.mark.parametrize("library", ["nnx", "linen"])
 def test_dropout_through_flax(row, library):
     """Attention dropout of the layer reaches the op, and evaluation turns it off."""

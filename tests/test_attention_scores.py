@@ -130,12 +130,13 @@ def test_values_of_another_depth_through_both_adapters(row):
     sizes = {"num_heads": HEADS, "head_dim": conformance.HEAD_DIM, "num_kv_heads": conformance.KV_HEADS}
     fn = xformer.nn.AttentionFn(op, **sizes, value_dim=6, rngs=nnx.Rngs(0))
     params = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(fn, nnx.Param)).get("params", {}))
-    want = expected(conformance.with_fields(row, **_position(op)), params, call)
+    constants = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(fn, xformer.nn.Constant)))
+    want = expected(conformance.with_fields(row, **_position(op)), params | constants, call)
     close(fn(**as_jax(call)), want)
     linen = xformer.nn.linen.AttentionFn(op=op)
     variables = linen.init(jax.random.key(0), **as_jax(call))
     assert jax.tree.map(jnp.shape, variables.get("params", {})) == jax.tree.map(np.shape, params)
-    close(linen.apply({"params": params}, **as_jax(call)), want)
+    close(linen.apply({"params": params} | constants, **as_jax(call)), want)
     assert isinstance(linen, nn.Module)
 
 

@@ -9,7 +9,7 @@ import pytest
 from test_config import EXPERIMENTS, load, refusal
 
 from xformer import attention, experiment, presets
-from xformer.attention import ATTENTIONS, POSITIONS, BigBird, Full, Linformer, Window
+from xformer.attention import ATTENTIONS, POSITIONS, BigBird, Full, Linformer, Performer, Window
 from xformer.attention.position import MusicRelative, Position, Shaw, T5Bias
 from xformer.checks import ArgumentError
 
@@ -75,6 +75,7 @@ def test_shipped_experiments_have_these_hyperparameters(name):
         "window": Window(block, block),
         "bigbird": BigBird(block, 1 if name == "demo" else 3, 3, 2),
         "linformer": Linformer(RANK[name], length, "key_value", projection),
+        "performer": Performer(32 if name == "demo" else 128 if length == 512 else 256),
         "shaw": Full(position=Shaw(block)),
         "music": Full(position=MusicRelative(length)),
         "t5": Full(position=T5Bias(max_distance=length)),

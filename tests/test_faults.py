@@ -75,7 +75,7 @@ def test_fault_09_sparse_equals_dense_at_640_with_blocks_of_64(causal):
 def test_fault_15_dropout_masks_differ_by_layer_step_and_example():
     """Two layers of equal parameters under one rngs stream, two steps of it, and two equal examples."""
     x = np.repeat(np.random.default_rng(0).normal(size=(1, 33, 16)).astype(np.float32), 2, axis=0)
-    for case in filter(conformance.one_of_each, conformance.CASES):
+    for case in (case for case in filter(conformance.one_of_each, conformance.CASES) if case.dropout):
         one, two = (
             xformer.nn.MultiHeadAttention(4, 16, attention_fn=case.op, dropout_rate=0.5, rngs=nnx.Rngs(0))
             for _ in range(2)

@@ -10,12 +10,16 @@ from xformer.attention.dot_product_attention import dot_product_attention
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers, entries
+from xformer.attention.linear import Linear
+from xformer.attention.linear_attention import LinearAttention
 from xformer.attention.linformer import Linformer
 from xformer.attention.local import Local
 from xformer.attention.longformer import Longformer
 from xformer.attention.merge_parts import merge_parts
+from xformer.attention.performer import Performer
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
 from xformer.attention.registry import ATTENTIONS, build
+from xformer.attention.retention import Retention
 from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options
 from xformer.attention.sparse import Sparse
@@ -31,12 +35,16 @@ __all__ = [
     "Cost",
     "Full",
     "Layers",
+    "Linear",
+    "LinearAttention",
     "Linformer",
     "Local",
     "Longformer",
     "MusicRelative",
     "Options",
+    "Performer",
     "Position",
+    "Retention",
     "Rotary",
     "Shape",
     "Shaw",

@@ -187,7 +187,8 @@ class Attention(AttentionCallable):
         """The params of a call with the op's constants, drawn from its seed where they are missing."""
         if CONSTANTS in params or type(self).constants is Attention.constants:
             return params
-        drawn = self.constants(jax.random.key(getattr(self, "seed", 0)), _shape_of(call))
+        with jax.ensure_compile_time_eval():  # the seed is known: a program has the arrays, not their drawing
+            drawn = self.constants(jax.random.key(getattr(self, "seed", 0)), _shape_of(call))
         return {**params, CONSTANTS: drawn} if drawn else params
 
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> np.ndarray | None:
@@ -235,6 +236,44 @@ class Attention(AttentionCallable):
         None where there is no such number: every earlier key, or its position, may count.
         """
         return None
+
+    def decode_state(self, shape: Shape, dtype: Any) -> Any:
+        """The state before the first token, for `decode`: a pytree of arrays whose size no length changes.
+
+        None where decoding needs the keys themselves, in a cache that `lookback` bounds.
+
+        Args:
+          shape: of the calls to come; its lengths don't count.
+          dtype: of their queries, keys and values.
+        """
+        return None
+
+    def decode(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        state: Any,
+        *,
+        mask: Array | None = None,
+        params: Params | None = None,
+    ) -> tuple[Array, Any]:
+        """The outputs of the tokens that follow those in the state, and the state after them.
+
+        Token by token or many at once, the outputs are those of one call with all tokens.
+
+        Args:
+          query: `[batch, new, num_heads, head_dim]`; key, value: `[batch, new, num_kv_heads, depth]`.
+          state: what `decode_state` or the call before gave.
+          mask: bool `[batch, new]`, True at real tokens, which come first in each example; None: all are. The others
+            are forgotten: the next token takes their place.
+          params: as in a call.
+
+        Raises:
+          ValueError: the op is not causal.
+          NotImplementedError: it has no such state.
+        """
+        raise NotImplementedError(f"{self._name} decodes from a cache of keys and values")
 
     def at_layer(self, index: int) -> Attention:
         """This op for layer number `index` of a model; the same op unless layers must differ."""

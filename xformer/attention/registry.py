@@ -10,10 +10,13 @@ from xformer.attention.bigbird import BigBird
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers
+from xformer.attention.linear import Linear
 from xformer.attention.linformer import Linformer
 from xformer.attention.local import Local
 from xformer.attention.longformer import Longformer
+from xformer.attention.performer import Performer
 from xformer.attention.position import POSITIONS, Position
+from xformer.attention.retention import Retention
 from xformer.attention.sparse import Sparse
 from xformer.attention.window import Window
 from xformer.checks import did_you_mean
@@ -28,6 +31,9 @@ ATTENTIONS: Table[type[Attention]] = Table(
         "local": Local,
         "longformer": Longformer,
         "sparse": Sparse,
+        "linear": Linear,
+        "performer": Performer,
+        "retention": Retention,
     },
     kind=Attention,
 )

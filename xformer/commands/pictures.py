@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from xformer.attention import Attention, entries
+from xformer.attention import Attention, LinearAttention, entries
 from xformer.attention import pattern as patterns
 from xformer.report import Pattern
 
@@ -63,6 +63,8 @@ def _stack(op: Attention, length: int, num_heads: int) -> Pattern:
 
 
 def _mixing(op: Attention) -> str:
+    if isinstance(op, LinearAttention):
+        return "queries meet a sum\nover the keys"
     rank = getattr(op, "rank", None)
     return "the length is mixed" if rank is None else f"the length is mixed\ninto {rank} slots"
 

@@ -62,16 +62,26 @@ class AttentionFn(AttentionCallable, nnx.Module):
             params = op.init(rngs.params(), shape)
         self.op = op
         self.params = nnx.data(jax.tree.map(nnx.Param, params))
-        self.constants = nnx.data(constant.draw(op, shape, rngs))
+        # Without the sizes, and without a stream to draw from, each call draws from the op's seed.
+        self.constants = nnx.data({} if head_dim is None and rngs is None else constant.draw(op, shape, rngs))
 
     def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         if options.params is None:
-            own = {CONSTANTS: constant.values(self.constants)} if self.constants else {}
-            options = dataclasses.replace(options, params=constant.values(self.params) | own)
+            options = dataclasses.replace(options, params=self._own())
         if options.module is not None:
             weights = self.op.attention_weights(query, key, value, options)
             options.module.sow(nnx.Intermediate, "attention_weights", weights)
         return self.op.attend_with(query, key, value, dataclasses.replace(options, module=None))
+
+    def decode(
+        self, query: Array, key: Array, value: Array, state: Any, *, mask: Array | None = None
+    ) -> tuple[Array, Any]:
+        """The op's `decode` with the parameters and constants that are held here."""
+        return self.op.decode(query, key, value, state, mask=mask, params=self._own())
+
+    def _own(self) -> dict[str, Any]:
+        own = {CONSTANTS: constant.values(self.constants)} if self.constants else {}
+        return constant.values(self.params) | own
 
     def update_constants(self, query: Array, key: Array, mask: Array | None = None) -> None:
         """Replaces the constants by what the op's `update` makes of them and of a training step's queries and keys.

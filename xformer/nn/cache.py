@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, for decoding step by step."""
+"""What decoding step by step keeps of the tokens so far: their keys and values, or a state of one size."""
 
 from __future__ import annotations
 
@@ -10,9 +10,21 @@ import jax
 import jax.numpy as jnp
 from flax.typing import Dtype
 
-from xformer.attention import Attention
+from xformer.attention import Attention, Shape
 
 Array = jax.Array
+
+
+def check_length(query: Array, length: Array, max_len: int) -> Array:
+    """Queries `[batch, new, num_heads, head_dim]` of the tokens that follow, NaN where they are beyond `max_len`.
+
+    Raises ValueError where that is known when tracing.
+    """
+    new = query.shape[1]
+    if not isinstance(length, jax.core.Tracer) and (seen := int(length.max())) + new > max_len:
+        raise ValueError(f"cache: {seen} + {new} tokens, made for max_len {max_len}")
+    within = _following(length, new) < max_len
+    return jnp.where(within[:, :, None, None], query, jnp.asarray(jnp.nan, query.dtype))
 
 
 @functools.partial(
@@ -39,16 +51,17 @@ class Cache:
     lookback: int | None
     max_len: int
 
-    def check(self, query: Array) -> Array:
-        """Queries `[batch, new, num_heads, head_dim]` of the tokens that follow, NaN where they are beyond `max_len`.
+    def attend(
+        self, attention_fn: Any, query: Array, key: Array, value: Array, mask: Array | None, options: dict[str, Any]
+    ) -> tuple[Array, Cache]:
+        """The output for new tokens `[batch, new, heads, head_dim]` and the next cache; `mask` as in `extend`.
 
-        Raises ValueError where that is known when tracing.
+        `options` are the call's own. Outputs for tokens beyond `max_len` are NaN; ValueError where that is known when
+        tracing.
         """
-        new = query.shape[1]
-        if not isinstance(self.length, jax.core.Tracer) and (seen := int(self.length.max())) + new > self.max_len:
-            raise ValueError(f"cache: {seen} + {new} tokens, made for max_len {self.max_len}")
-        within = _following(self.length, new) < self.max_len
-        return jnp.where(within[:, :, None, None], query, jnp.asarray(jnp.nan, query.dtype))
+        query = check_length(query, self.length, self.max_len)
+        following, key, value, own = self.extend(key, value, mask)
+        return attention_fn(query, key, value, **options, **own), following
 
     def extend(self, key: Array, value: Array, mask: Array | None) -> tuple[Cache, Array, Array, dict[str, Any]]:
         """The cache with new tokens, and what their queries attend to.
@@ -79,16 +92,58 @@ class Cache:
         return following, keys, values, {"query_offset": capacity, "mask": filled[:, None, None, :]}
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["state"], meta_fields=["max_len"])
+@dataclasses.dataclass(frozen=True)
+class StateCache:
+    """The state of an op that needs no earlier keys (`Attention.decode`). A pytree whose size no length changes.
+
+    Attributes:
+      state: what the op's `decode_state` or its last `decode` gave.
+      max_len: tokens that may be seen in all.
+    """
+
+    state: Any
+    max_len: int
+
+    @property
+    def length(self) -> Array:
+        """int32 `[batch]`, tokens seen so far."""
+        length: Array = self.state.length
+        return length
+
+    def attend(
+        self, attention_fn: Any, query: Array, key: Array, value: Array, mask: Array | None, options: dict[str, Any]
+    ) -> tuple[Array, StateCache]:
+        """As `Cache.attend` does; `mask` bool `[batch, new]` is True at real tokens, which come first."""
+        query = check_length(query, self.length, self.max_len)
+        if options.get("dropout_rate") and not options["deterministic"]:
+            raise NotImplementedError(f"{attention_fn.op} cannot honour dropout_rate {options['dropout_rate']}")
+        out, state = attention_fn.decode(query, key, value, self.state, mask=mask)
+        return out, dataclasses.replace(self, state=state)
+
+
 def init_cache(
-    op: Attention, batch: int, max_len: int, num_kv_heads: int, head_dim: int, dtype: Dtype = jnp.float32
-) -> Cache:
+    op: Attention,
+    batch: int,
+    max_len: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: Dtype = jnp.float32,
+    *,
+    num_heads: int | None = None,
+) -> Cache | StateCache:
     """An empty cache for up to `max_len` tokens of `batch` sequences, as small as the op allows.
+
+    `num_heads`, the heads of the queries, is `num_kv_heads` by default.
 
     Raises:
       ValueError: the op is not causal, so that later tokens would change what is computed already.
     """
     if not op.causal:
         raise ValueError(f"a cache needs a causal op, got {op}")
+    state = op.decode_state(Shape(batch, 1, 1, num_heads or num_kv_heads, head_dim, num_kv_heads), dtype)
+    if state is not None:
+        return StateCache(state, max_len)
     lookback = op.lookback()
     lookback = None if lookback is None or lookback >= max_len else lookback
     capacity = max_len if lookback is None else lookback

@@ -12,7 +12,7 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention
 from xformer.nn.attention_fn import AttentionFn
-from xformer.nn.cache import Cache, init_cache
+from xformer.nn.cache import Cache, StateCache, init_cache
 from xformer.nn.check import check_heads, check_rates
 from xformer.nn.linear_general import LinearGeneral
 
@@ -73,9 +73,9 @@ class MultiHeadAttention(nnx.Module):
         self.out = LinearGeneral((num_heads, head_dim), width, axis=(-2, -1), **kwargs)
         self.attention_fn = attention_fn
         self.dropout_rate = dropout_rate
-        self.kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
+        self.num_heads, self.kv_heads, self.head_dim, self.dtype = num_heads, num_kv_heads, head_dim, dtype
 
-    def init_cache(self, batch: int, max_len: int) -> Cache:
+    def init_cache(self, batch: int, max_len: int) -> Cache | StateCache:
         """An empty cache for decoding up to `max_len` tokens of `batch` sequences, as small as the op allows.
 
         Raises:
@@ -84,7 +84,8 @@ class MultiHeadAttention(nnx.Module):
         op = self.attention_fn.op if isinstance(self.attention_fn, AttentionFn) else None
         if op is None:
             raise ValueError(f"a cache needs an xformer.attention op as attention_fn, got {self.attention_fn!r}")
-        return init_cache(op, batch, max_len, self.kv_heads, self.head_dim, self.dtype)
+        sizes = batch, max_len, self.kv_heads, self.head_dim
+        return init_cache(op, *sizes, self.dtype, num_heads=self.num_heads)
 
     @overload
     def __call__(
@@ -108,10 +109,10 @@ class MultiHeadAttention(nnx.Module):
         x: Array,
         mask: Array | None = None,
         *,
-        cache: Cache,
+        cache: Cache | StateCache,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-    ) -> tuple[Array, Cache]: ...
+    ) -> tuple[Array, Cache | StateCache]: ...
 
     def __call__(
         self,
@@ -120,13 +121,13 @@ class MultiHeadAttention(nnx.Module):
         *,
         context: Array | None = None,
         segment_ids: Array | tuple[Array, Array] | None = None,
-        cache: Cache | None = None,
+        cache: Cache | StateCache | None = None,
         query_offset: int | Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
         global_tokens: Array | None = None,
-    ) -> Array | tuple[Array, Cache]:
+    ) -> Array | tuple[Array, Cache | StateCache]:
         """Attends within each sequence, to `context`, or to the tokens so far.
 
         Args:
@@ -166,26 +167,20 @@ class MultiHeadAttention(nnx.Module):
             options["global_tokens"] = global_tokens
         source = x if context is None else context
         query, key, value = self.query(x), self.key(source), self.value(source)
-        following = None
-        if cache is None:
-            options["mask"] = None if mask is None else mask[:, None, None, :]
-        else:
+        dropout: dict[str, Any] = {
+            "dropout_rng": dropout_rng,
+            "dropout_rate": self.dropout_rate,
+            "broadcast_dropout": False,
+            "deterministic": dropout_rng is None,
+        }
+        if cache is not None:
             if context is not None or options:
                 names = [*(["context"] if context is not None else []), *options]
                 raise ValueError(f"cache: a call with a cache takes no {', '.join(names)}")
-            query = cache.check(query)
-            following, key, value, options = cache.extend(key, value, mask)
-        out_BxTxHxD = self.attention_fn(
-            query,
-            key,
-            value,
-            dropout_rng=dropout_rng,
-            dropout_rate=self.dropout_rate,
-            broadcast_dropout=False,
-            deterministic=dropout_rng is None,
-            **options,
-        )
-        if not deterministic and cache is None and isinstance(self.attention_fn, AttentionFn):
+            out_BxTxHxD, following = cache.attend(self.attention_fn, query, key, value, mask, dropout)
+            return self.out(out_BxTxHxD), following
+        options["mask"] = None if mask is None else mask[:, None, None, :]
+        out_BxTxHxD = self.attention_fn(query, key, value, **dropout, **options)
+        if not deterministic and isinstance(self.attention_fn, AttentionFn):
             self.attention_fn.update_constants(query, key, options["mask"])
-        out = self.out(out_BxTxHxD)
-        return out if following is None else (out, following)
+        return self.out(out_BxTxHxD)
