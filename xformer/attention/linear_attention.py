@@ -92,7 +92,8 @@ class LinearAttention(Attention):
             sums = dense.seen(settings, query, key, value, given.controls)
             seen = jnp.broadcast_to(sums[..., None], out.shape)
         else:
-            seen = visible.seen(out.shape, query, key, value, given.ranges, given.controls.real)
+            sizes = visible.Sizes(query.shape, key.shape, value.shape, out.shape, out.dtype)
+            seen = visible.seen(sizes, query, key, value, given.ranges, given.controls.real)
         return given.marked(guard(out, seen))
 
     def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
