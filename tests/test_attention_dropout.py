@@ -106,7 +106,7 @@ def test_dropout_without_a_key_or_with_an_impossible_rate_is_refused(row):
 @rows(where=lambda case: not case.dropout)
 def test_what_has_no_weights_to_drop_says_so(row):
     call = as_jax(inputs())
-    with refuses(NotImplementedError, type(row.op).__name__, "dropout_rate", "use dropout after the layer"):
+    with refuses(NotImplementedError, type(row.op).__name__, "dropout_rate", "drop outputs of the layer"):
         conformance.attend(row.op, {}, call, dropout_rng=KEY, dropout_rate=0.5, deterministic=False)
 
 

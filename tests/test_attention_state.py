@@ -254,6 +254,10 @@ def test_transformations_and_meshes(op):
     same(pulled(lambda call: jax.lax.scan(lambda _, x: (None, jax.checkpoint(plain)(x)), None, call)[1], call), want)
     for spec, own in ((P("data"), plain), (P(None, None, "data"), lambda call: of_one_head(**call))):
         same(pulled(jax.shard_map(own, mesh=data, in_specs=(spec,), out_specs=spec), call), want)
+    if not op.causal:  # each device has some of the queries, and all keys
+        specs = {"query": P(None, "data"), "key": P(), "value": P()}
+        cut = jax.shard_map(plain, mesh=data, in_specs=(specs,), out_specs=P(None, "data"))
+        same(pulled(cut, call), want)
     placed = jax.device_put(call, NamedSharding(explicit, P("data")))
     assert jax.jit(plain)(placed).sharding.spec[0] == "data"
     same(pulled(plain, placed), want)

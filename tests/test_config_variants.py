@@ -85,6 +85,11 @@ def test_shipped_experiments_have_these_hyperparameters(name):
         assert experiment.build(load(f"{name}.py:{variant}")).attention == op, variant
 
 
+def test_a_variant_without_weights_to_drop_trains_in_the_arena_without_their_dropout():
+    rates = {name: load(f"lra/listops.py:{name}").model.attention_dropout_rate for name in ("full", "linear")}
+    assert rates == {"full": 0.1, "linear": 0.0}
+
+
 @pytest.mark.parametrize(
     ("variant", "read"),
     [

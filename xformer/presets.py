@@ -78,9 +78,15 @@ def experiment(
     optimizer: Mapping[str, Any],
     train: Mapping[str, Any],
 ) -> ConfigDict:
-    """An experiment with seed 0, AdamW, a cosine schedule and all devices; keys that are given win over these."""
+    """An experiment with seed 0, AdamW, a cosine schedule and all devices; keys that are given win over these.
+
+    A variant without weights to drop has no `attention_dropout_rate`, whatever `model` says.
+    """
     optimizer = {"name": "adamw", "schedule": "cosine", "weight_decay": 0.01, "clip_norm": 1.0, **optimizer}
     train = {"parallel": "jit", "mesh": {"data": -1}, "dtype": "float32", "stop_at_step": None, **train}
+    op = None if is_dotted(attention["name"]) else ATTENTIONS.get(attention["name"])
+    if op is not None and "dropout_rate" in op.REFUSES and "attention_dropout_rate" in model:
+        model = {**model, "attention_dropout_rate": 0.0}
     sections = {"attention": attention, "model": model, "task": task, "optimizer": optimizer, "train": train}
     whole = {"name": name, "seed": 0, **{key: dict(value) for key, value in sections.items()}}
     return ConfigDict(whole, sort_keys=False)

@@ -126,14 +126,18 @@ class Attention(AttentionCallable):
     def _prepare(self, query: Array, key: Array, value: Array, options: Options) -> tuple[Attention, Call]:
         """The op with the call's causal flag, and the call. Raises for options that the op refuses."""
         for name, reason in self.REFUSES.items():
-            if getattr(options, name) is not getattr(Options, name):
+            # A rate is no dropout yet: layers give theirs when they evaluate, too.
+            if name != "dropout_rate" and getattr(options, name) is not getattr(Options, name):
                 raise NotImplementedError(f"{self._name} cannot honour {name}: {reason}")
         if options.global_tokens is not None and not self.GLOBAL_TOKENS:
             raise NotImplementedError(
                 f"{self._name} cannot honour global_tokens: none of its tokens are; Longformer can"
             )
         op = dataclasses.replace(self, causal=True) if options.is_causal and not self.causal else self
-        return op, normalize(query, key, value, options)
+        call = normalize(query, key, value, options)
+        if call.dropout_rate and "dropout_rate" in self.REFUSES:
+            raise NotImplementedError(f"{self._name} cannot honour dropout_rate: {self.REFUSES['dropout_rate']}")
+        return op, call
 
     def attend(self, call: Call, params: Params) -> Array:
         """The variant itself, on a normalized call; returns `[batch, q_len, num_heads, value depth]`."""

@@ -44,6 +44,7 @@ class LinearAttention(Attention):
         **dict.fromkeys(("bias", "softcap", "sinks"), NO_SCORES),
         "positions": "keys enter the state in the order in which they stand; sort the tokens, or use Full or Window",
         "plan": "it visits no tiles; leave the plan away",
+        "dropout_rate": "no weight stands alone to be dropped; drop outputs of the layer (attention_dropout_rate=0)",
     }
     NORMALIZED: ClassVar[bool] = True  # whether weights are divided by their sum
 
@@ -91,7 +92,8 @@ class LinearAttention(Attention):
             sums = dense.seen(settings, query, key, value, given.controls)
             seen = jnp.broadcast_to(sums[..., None], out.shape)
         else:
-            seen = visible.seen(out.shape, query, key, value, given.ranges, given.controls.real)
+            sizes = visible.Sizes(query.shape, key.shape, value.shape, out.shape, out.dtype)
+            seen = visible.seen(sizes, query, key, value, given.ranges, given.controls.real)
         return given.marked(guard(out, seen))
 
     def attend_lse(self, call: Call, params: Params) -> tuple[Array, Array]:
@@ -156,11 +158,6 @@ class LinearAttention(Attention):
         if self.implementation not in (None, "xla", "reference"):
             raise NotImplementedError(
                 f'implementation="{self.implementation}" cannot do this call: {self._name} has no kernel; use "xla"'
-            )
-        if call.dropout_rate:
-            raise NotImplementedError(
-                f"{self._name} cannot honour dropout_rate {call.dropout_rate}: no weight stands alone to be dropped; "
-                "use dropout after the layer"
             )
         if call.mask is not None and call.mask.shape[2] != 1:
             raise NotImplementedError(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention.call import Call
+from xformer.attention.engine import mesh_axes
 from xformer.attention.state import visible
 from xformer.attention.state.operands import Controls, Inputs
 
@@ -63,8 +64,12 @@ def state_call(
       by_head: the query heads of a group differ in what they make of their keys, so that keys are repeated.
       scaled: queries and keys for a scale that is an array.
     """
+    # What the devices of a `shard_map` share is theirs from here on; its gradient is then summed over them.
+    arrays = call.query, call.key, call.value
+    axes = mesh_axes.axes_of(*arrays, call.mask, call.q_segments, call.kv_segments, call.head_scale)
+    query, key, value = mesh_axes.varying(arrays, axes)
     (q_len, kv_len), groups = call.lengths, call.query.shape[2] // call.key.shape[2]
-    query, key, value, real = call.query, call.key, call.value, None
+    real = None
     if call.mask is not None:
         real = jnp.moveaxis(call.mask[:, :, 0], 1, 2)  # [batch or 1, kv_len or 1, num_heads or 1]
         real = jnp.broadcast_to(real, (real.shape[0], kv_len, real.shape[2]))

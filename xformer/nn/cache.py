@@ -116,8 +116,8 @@ class StateCache:
     ) -> tuple[Array, StateCache]:
         """As `Cache.attend` does; `mask` bool `[batch, new]` is True at real tokens, which come first."""
         query = check_length(query, self.length, self.max_len)
-        if options.get("dropout_rate") and not options["deterministic"]:
-            raise NotImplementedError(f"{attention_fn.op} cannot honour dropout_rate {options['dropout_rate']}")
+        if options["dropout_rate"] and not options["deterministic"]:
+            raise NotImplementedError(f"{attention_fn.op} cannot honour dropout_rate in decoding")
         out, state = attention_fn.decode(query, key, value, self.state, mask=mask)
         return out, dataclasses.replace(self, state=state)
 

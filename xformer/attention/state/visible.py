@@ -90,23 +90,33 @@ def any_in(flags: Array, ranges: Ranges) -> Array:
     return _take(sums, end) > _take(sums, start)
 
 
-def _zeros(shape: tuple[int, ...], query: Array, key: Array, value: Array, ranges: Ranges, real: Array | None) -> Array:
-    """Zeros of a shape `[batch, q_len, heads, depth]`.
+class Sizes(NamedTuple):
+    """Shapes of queries, keys and values `[batch, length, heads, depth]` and of the output, and the dtype of all."""
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    out: tuple[int, ...]
+    dtype: Any
+
+
+def _zeros(sizes: Sizes, query: Array, key: Array, value: Array, ranges: Ranges, real: Array | None) -> Array:
+    """Zeros in the shape of the output.
 
     Where their gradient is NaN, so is that of the query and of what it saw.
     """
-    return mesh_axes.varying(jnp.zeros(shape, query.dtype), mesh_axes.axes_of(query, key, value))
+    return mesh_axes.varying(jnp.zeros(sizes.out, sizes.dtype), mesh_axes.axes_of(query, key, value))
 
 
-def _forward(shape: Any, query: Array, key: Array, value: Array, ranges: Ranges, real: Array | None) -> Any:
-    return _zeros(shape, query, key, value, ranges, real), (query, key, value, ranges, real)
+def _forward(sizes: Sizes, query: Array, key: Array, value: Array, ranges: Ranges, real: Array | None) -> Any:
+    return _zeros(sizes, query, key, value, ranges, real), (ranges, real)
 
 
-def _backward(shape: Any, saved: Any, gradient: Array) -> Any:
-    query, key, value, ranges, real = saved
+def _backward(sizes: Sizes, saved: Any, gradient: Array) -> Any:
+    ranges, real = saved
     bad = jnp.isnan(gradient).any(-1)  # [batch, q_len, heads]
     batch, q_len, heads = bad.shape
-    kv_len, kv_heads = key.shape[1:3]
+    kv_len, kv_heads = sizes.key[1:3]
     by_head = bad.reshape(batch, q_len, kv_heads, heads // kv_heads).any(-1).astype(jnp.int32)
     first, last = (jnp.broadcast_to(x, (batch, q_len)) for x in ranges)
     by_head = by_head * (last >= first)[..., None]
@@ -117,8 +127,9 @@ def _backward(shape: Any, saved: Any, gradient: Array) -> Any:
     counts = counts.at[row, jnp.clip(last + 1, 0, kv_len)].add(-by_head)
     hit = jnp.cumsum(counts, axis=1)[:, :kv_len] > 0
     hit = hit if real is None else hit & real
-    marked = lambda flags, x: jnp.where(flags[..., None], jnp.full((), jnp.nan, x.dtype), jnp.zeros(x.shape, x.dtype))
-    return marked(bad, query), marked(hit, key), marked(hit, value), None, None
+    nan, zero = jnp.full((), jnp.nan, sizes.dtype), jnp.zeros((), sizes.dtype)
+    marked = lambda flags, shape: jnp.broadcast_to(jnp.where(flags[..., None], nan, zero), shape)
+    return marked(bad, sizes.query), marked(hit, sizes.key), marked(hit, sizes.value), None, None
 
 
 seen: Any = jax.custom_vjp(_zeros, nondiff_argnums=(0,))
