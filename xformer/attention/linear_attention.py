@@ -130,7 +130,7 @@ class LinearAttention(Attention):
         new, options = query.shape[-3], Options(mask=None if mask is None else mask[:, None, None])
         _, call = self._prepare(query, key, value, options)
         self._refuse(call)
-        positions = state.length[:, None] + jnp.arange(new)
+        positions = state.length[:, None] + jnp.arange(new)[None]
         given = self._given(self._at(call, positions, positions), 0)
         steps = jnp.full_like(state.length, new) if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32)
         settings = self._settings(call, given.inputs)

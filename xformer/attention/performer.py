@@ -67,7 +67,7 @@ class Performer(LinearAttention):
     def scaled(self, query: Array, key: Array, scale: Array) -> tuple[Array, Array]:
         if self.kernel == "relu":
             return query, key
-        root = jnp.sqrt(scale)[:, None]
+        root = jnp.sqrt(scale)[None, None, :, None]
         return query.astype(root.dtype) * root, key.astype(root.dtype) * root
 
     def constants(self, rng: Array, shape: Shape) -> Params:

@@ -48,7 +48,7 @@ class Retention(LinearAttention):
         return FeatureMap(scale)
 
     def scaled(self, query: Array, key: Array, scale: Array) -> tuple[Array, Array]:
-        return exact(query) * scale[:, None], key
+        return exact(query) * scale[None, None, :, None], key
 
     def head_decays(self, num_heads: int) -> tuple[float, ...]:
         if self.decays is None:

@@ -150,7 +150,7 @@ def past(
     tokens, marks = _chunks(*inputs, controls, min(CHUNK, q_len), before)
     if steps is not None:
         num_chunks, size = tokens.query.shape[0], tokens.query.shape[4]
-        marks = marks._replace(advance=jnp.clip(steps - size * jnp.arange(num_chunks)[:, None], 0, size))
+        marks = marks._replace(advance=jnp.clip(steps[None] - size * jnp.arange(num_chunks)[:, None], 0, size))
     state, out = recomputed.scan(Step(settings, within), state, tokens, operands, marks)
     return _in_order(out, q_len), state
 

@@ -130,7 +130,7 @@ class Step:
                 steps: Any = np.asarray(size)
                 if marks.advance is not None:
                     steps = marks.advance[:, None]  # [batch or 1, 1]
-                    left = jnp.maximum(steps[..., None] - 1 - index, 0)
+                    left = jnp.maximum(steps[..., None] - 1 - index[None, None], 0)
                 keys, kept = times(keys, self._decayed(left, dtype)), times(kept, self._decayed(steps, dtype))
         return Factors(pairs, rows, keys, kept, state.top)
 
@@ -145,7 +145,8 @@ class Step:
     def _by_logs(self, state: State, marks: Marks, logs: Array, pairs: Any, rows: Any, keys: Any, kept: Any) -> Factors:
         """The factors where each key has a logarithm: each row and the next state are divided by the largest seen."""
         assert state.top is not None and marks.real is not None
-        nothing = jnp.asarray(NOTHING, logs.dtype)
+        nothing, zero = jnp.asarray(NOTHING, logs.dtype), jnp.zeros((), logs.dtype)
+        only = lambda where, x: x if where is None else jnp.where(where, x, zero)
         logs = jnp.where(marks.real, logs, nothing)
         if keys is not None:
             end = jnp.where(keys, logs, nothing)
@@ -158,12 +159,12 @@ class Step:
         if pairs is not None:
             seen = jnp.where(pairs, logs[:, :, None], nothing)
             row_top = jnp.maximum(row_before, seen.max(-1))
-            pairs = jnp.exp(seen - row_top[..., None]) * pairs
+            pairs = only(pairs, jnp.exp(seen - row_top[..., None]))
         return Factors(
             pairs,
-            jnp.exp(row_before - row_top) if rows is None else jnp.exp(row_before - row_top) * rows,
-            jnp.exp(end - top[..., None]) if keys is None else jnp.exp(end - top[..., None]) * keys,
-            jnp.exp(before - top) if kept is None else jnp.exp(before - top) * kept,
+            only(rows, jnp.exp(row_before - row_top)),
+            only(keys, jnp.exp(end - top[..., None])),
+            only(kept, jnp.exp(before - top)),
             top,
             row_top,
         )

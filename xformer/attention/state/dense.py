@@ -36,7 +36,7 @@ def pair_weights(settings: Settings, inputs: Inputs, operands: Operands, control
         weights = weights * jnp.exp(seen - seen.max(-1, keepdims=True))[:, :, None]
     if settings.decays is not None:
         rates = jnp.asarray(np.log(np.asarray(settings.decays)), weights.dtype)
-        weights = weights * jnp.exp(rates[:, None, None] * jnp.abs(distance).astype(weights.dtype))[:, None]
+        weights = weights * jnp.exp(rates[:, None, None] * jnp.abs(distance).astype(weights.dtype)[None])[None, :, None]
     return jnp.where(visible[:, :, None], weights, jnp.zeros((), weights.dtype))
 
 
@@ -52,7 +52,7 @@ def seen(settings: Settings, query: Array, key: Array, value: Array, controls: C
 def _visible(settings: Settings, q_len: int, kv_len: int, controls: Controls) -> tuple[Array, Array]:
     """Which pairs are visible, bool `[batch or 1, kv_heads or 1, q_len, kv_len]`, and how far back each key lies."""
     offset = jnp.int32(0) if controls.offset is None else controls.offset
-    distance = offset + jnp.arange(q_len)[:, None] - jnp.arange(kv_len)
+    distance = offset + jnp.arange(q_len)[:, None] - jnp.arange(kv_len)[None]
     visible = ((distance >= 0) if settings.causal else jnp.ones_like(distance, bool))[None, None]
     if controls.real is not None:
         visible = visible & jnp.moveaxis(controls.real, 1, 2)[:, :, None]

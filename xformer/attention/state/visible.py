@@ -119,7 +119,7 @@ def _backward(sizes: Sizes, saved: Any, gradient: Array) -> Any:
     kv_len, kv_heads = sizes.key[1:3]
     by_head = bad.reshape(batch, q_len, kv_heads, heads // kv_heads).any(-1).astype(jnp.int32)
     first, last = (jnp.broadcast_to(x, (batch, q_len)) for x in ranges)
-    by_head = by_head * (last >= first)[..., None]
+    by_head = by_head * (last >= first)[..., None].astype(jnp.int32)
     row = jnp.arange(batch)[:, None]
     counts = jnp.zeros((batch, kv_len + 1, kv_heads), jnp.int32)
     counts = mesh_axes.varying(counts, mesh_axes.axes_of(by_head, first))
