@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from xformer.report import CostRow, Pattern
+from xformer.tasks import Classification
 
 ATTENTION = {
     "full": {"name": "full", "position": {"name": "none"}},
@@ -113,3 +114,15 @@ def patterns():
         "bigbird": Pattern(random | window | everywhere, parts),
         "full+shaw": Pattern(np.ones((1, 512, 512), bool), note="shaw positions"),
     }
+
+
+def keep_classes(workdir, variants, names, seeds=(0, 1, 2), wrong=3):
+    """Test details of ten examples a class, of which seed s takes `wrong + s` of the first for the last."""
+    for variant in variants:
+        for seed in seeds:
+            confusion = 10 * np.eye(len(names), dtype=int)
+            confusion[0, 0] -= wrong + seed
+            confusion[0, -1] += wrong + seed
+            family = Classification()
+            rows, columns = (np.repeat(index.ravel(), confusion.ravel()) for index in np.indices(confusion.shape))
+            edit(workdir, variant, seed, test_details=family.details({"targets": rows, "predictions": columns}, names))

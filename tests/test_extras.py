@@ -77,7 +77,7 @@ def test_packages_are_those_of_the_distribution():
     stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, packages in extras.PACKAGES.items():
         names = {requirement.partition(">")[0].replace("-", "_") for requirement in stated[extra]}
-        assert names == {{"sklearn": "scikit_learn"}.get(package, package) for package in packages}
+        assert names == {{"sklearn": "scikit_learn", "PIL": "pillow"}.get(package, package) for package in packages}
 
 
 def test_other_missing_modules_are_not_explained():

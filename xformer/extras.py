@@ -8,7 +8,7 @@ from typing import Any
 
 PACKAGES = {
     "data": ("grain", "tensorflow_datasets", "array_record", "importlib_resources", "tokenizers"),
-    "report": ("matplotlib", "jinja2", "scipy", "sklearn"),
+    "report": ("matplotlib", "jinja2", "scipy", "sklearn", "PIL"),
     "tensorboard": ("tensorboardX",),
 }
 """What each extra of the distribution brings, by import name."""

@@ -16,6 +16,7 @@ from xformer import extras
 from xformer.report import (
     accuracy_by,
     claims,
+    classes,
     costs,
     formatting,
     made,
@@ -138,6 +139,7 @@ def _write_page(
 def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str = "") -> dict[str, Any]:
     """What the page says of one comparison; its pictures are written."""
     rows = summary.rows(comparison)
+    by_class = classes.read(comparison, rows)
     return {
         "task": task,
         "lead": claims.lead(comparison, rows),
@@ -146,7 +148,10 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
         "pretraining": tables.pretraining(comparison),
         "pretraining_note": claims.PRETRAINING,
         "warnings": [*summary.warnings(comparison), *costs.warnings(measured.cost_rows)],
-        "plots": [plot for plot in _plots(workdir, task, comparison, rows, measured) if plot],
+        "plots": [plot for plot in _plots(workdir, task, comparison, rows, measured, by_class) if plot],
+        "classes": classes.table(by_class) if by_class else None,
+        "classes_note": classes.note(comparison, by_class) if by_class else "",
+        "classes_more": classes.every_f1(by_class) if by_class else None,
         "runs": tables.runs(comparison),
         "differences": tables.differences(comparison),
         "differences_note": claims.differences_note(comparison),
@@ -155,7 +160,12 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
 
 
 def _plots(
-    workdir: Path, task: str, comparison: Comparison, rows: Sequence[Row], measured: Measured
+    workdir: Path,
+    task: str,
+    comparison: Comparison,
+    rows: Sequence[Row],
+    measured: Measured,
+    by_class: classes.ByClass | None,
 ) -> list[_Plot | None]:
     variants, reference, cost_rows = comparison.variants, comparison.reference, measured.cost_rows
     folder = f"{task}/" if task else ""
@@ -222,6 +232,8 @@ def _plots(
         plot("patterns.png", "Which pairs each variant considers",
              "First head of the first layer, each cell the stronger the more of its pairs are considered.",
              lambda theme: patterns.picture(measured.variant_patterns, theme)),
+        plot("confusion.png", "What is taken for what", classes.caption(by_class),
+             lambda theme: classes.picture(comparison, by_class, theme)),
     ]  # fmt: skip
 
 
@@ -255,7 +267,7 @@ def _render(template: str, context: Mapping[str, Any]) -> str:
 
 
 def _data_url(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f"data:image/webp;base64,{base64.b64encode(style.webp(png)).decode()}"
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+image = extras.Lazy("PIL.Image")
 matplotlib = extras.Lazy("matplotlib")
 ticker = extras.Lazy("matplotlib.ticker")
 
-DPI = 200
+DPI = 160
+COLOURS = 48  # of a picture's file: enough for smooth text and lines, and a quarter of the bytes
 WIDE, NARROW = 7.6, 3.9  # inches; the page shows pictures at about this size, narrow ones on a phone
 DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.4)), (0, (5, 1.4, 1.2, 1.4)))
 # matplotlib's name of each shape, and the character that shows it in text.
@@ -109,9 +111,18 @@ def figure(theme: Theme, height: float, pad: float = 0.04, **subplots: Any) -> I
 
 
 def png(fig: Figure) -> bytes:
-    """The figure as PNG, without the software and time that would make equal pictures differ."""
+    """The figure as PNG of 48 colours, without the software and time that would make equal pictures differ."""
+    drawn, buffer = io.BytesIO(), io.BytesIO()
+    fig.savefig(drawn, format="png", dpi=DPI)
+    few = image.open(drawn).convert("RGB").quantize(COLOURS, dither=image.Dither.NONE)
+    few.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def webp(png: bytes) -> bytes:
+    """The same picture, pixel by pixel, in a file of two thirds of the size, which browsers show and papers do not."""
     buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    image.open(io.BytesIO(png)).convert("RGB").save(buffer, "WEBP", lossless=True)
     return buffer.getvalue()
 
 
