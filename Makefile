@@ -9,7 +9,7 @@ LRA_DIR ?= runs
 BENCH_ATTENTION ?= full,causal,window,bigbird,linformer,shaw,music
 BENCH_LENGTHS ?= 512,1024,2048,4096,8192,16384,65536
 
-.PHONY: demo test test-full lint docs wheel compare-imdb lra lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers clean
+.PHONY: demo test test-full lint docs wheel compare-imdb linux-docs lra lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
@@ -36,6 +36,12 @@ lint: .venv/lint.stamp
 # Full, Linformer, BigBird and Shaw on whole IMDb reviews, three seeds; under an hour on two cores.
 compare-imdb: .venv/imdb.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_imdb.py --workdir=$(IMDB_DIR)
+
+# Five variants on long kernel documents, from scratch and pretrained on the same texts.
+linux-docs: .venv/imdb.stamp
+	for way in scratch pretrained; do \
+	  $(BIN)/python -m experiments.compare --config=configs/compare_linux_docs.py:$$way --workdir=$(LRA_DIR)/linux_docs_$$way || exit $$?; \
+	done
 
 # The Long Range Arena at its published sizes, or a column of it, lra-listops for instance; for an accelerator.
 lra: .venv/imdb.stamp

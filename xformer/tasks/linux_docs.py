@@ -19,7 +19,7 @@ CLASS_NAMES = [
 ]  # fmt: skip
 """The top folders with 40 documents or more in Linux 6.1, without `translations`: a language is no subject."""
 
-_FETCH = "apt-get download linux-doc-6.1 && dpkg-deb -x linux-doc-6.1_*.deb {folder}"
+FETCH = "apt-get download linux-doc-6.1 && dpkg-deb -x linux-doc-6.1_*.deb {folder}"
 _SHARES = {"validation": 0.1, "test": 0.2}
 _READING = "1"  # what the same files are read as; another number where that changes
 # Lines that many documents share and that say nothing of the subject.
@@ -51,7 +51,7 @@ class LinuxDocs(TextTask):
     @classmethod
     def origins(cls) -> tuple[Origin, ...]:
         source, licence = "Debian's linux-doc-6.1", "GPL-2, as the package says"
-        return (Origin(source, licence, "2,150 documents", fetch=_FETCH.format(folder="{data_dir}/linux_docs")),)
+        return (Origin(source, licence, "2,150 documents", fetch=FETCH.format(folder="{data_dir}/linux_docs")),)
 
     @property
     def known_classes(self) -> list[str]:
@@ -59,17 +59,24 @@ class LinuxDocs(TextTask):
 
     def _source(self, data_dir: str | Path | None) -> Source:
         given = Path(self.path).expanduser() if self.path else data_root(data_dir) / self.name
-        folder = next((found for found in _places(given) if _files(found, CLASS_NAMES[0])), None)
-        if folder is None:
-            raise DataMissing(
-                f"{self.name}: no documentation in {given}; on Debian or Ubuntu: {_FETCH.format(folder=given)}"
-            )
-        files = {name: _files(folder, name) for name in CLASS_NAMES}
-        if absent := [name for name, found in files.items() if len(found) < len(_SHARES) + 1]:
-            raise DataMissing(f"{self.name}: {folder} is not that of Linux 6.1: no documents in {', '.join(absent)}")
-        parts = (part for found in files.values() for file in found
+        folder, found = files(given)
+        parts = (part for some in found.values() for file in some
                  for part in (file.relative_to(folder).as_posix(), file.read_bytes()))  # fmt: skip
-        return Source(f"linux-doc, {folder}", digest(_READING, str(_SHARES), *parts), lambda: _read(files))
+        return Source(f"linux-doc, {folder}", digest(_READING, str(_SHARES), *parts), lambda: _read(found))
+
+
+def files(given: Path) -> tuple[Path, dict[str, list[Path]]]:
+    """`Documentation` and the documents of each class in it, from the folder that the package is extracted into.
+
+    Raises DataMissing if they are not there; the message says how to get them.
+    """
+    folder = next((found for found in _places(given) if _files(found, CLASS_NAMES[0])), None)
+    if folder is None:
+        raise DataMissing(f"linux_docs: no documentation in {given}; on Debian or Ubuntu: {FETCH.format(folder=given)}")
+    found = {name: _files(folder, name) for name in CLASS_NAMES}
+    if absent := [name for name, some in found.items() if len(some) < len(_SHARES) + 1]:
+        raise DataMissing(f"linux_docs: {folder} is not that of Linux 6.1: no documents in {', '.join(absent)}")
+    return folder, found
 
 
 def _places(given: Path) -> list[Path]:
@@ -81,11 +88,12 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def _read(files: dict[str, list[Path]]) -> Texts:
-    texts = ((_text(file), label) for label, found in enumerate(files.values()) for file in found)
-    return released.split_rows(((text, label) for text, label in texts if text), CLASS_NAMES, _SHARES)
+    documents = ((text(file), label) for label, found in enumerate(files.values()) for file in found)
+    return released.split_rows(((document, label) for document, label in documents if document), CLASS_NAMES, _SHARES)
 
 
-def _text(file: Path) -> str:
+def text(file: Path) -> str:
+    """A document without licence and copyright. Raises DataMissing if the file is damaged."""
     try:
         content = gzip.decompress(file.read_bytes())
     except (OSError, EOFError) as error:
