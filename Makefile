@@ -37,7 +37,7 @@ lint: .venv/lint.stamp
 compare-imdb: .venv/imdb.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_imdb.py --workdir=$(IMDB_DIR)
 
-# Five variants on long kernel documents, from scratch and pretrained on the same texts.
+# Four variants on long kernel documents, from scratch and pretrained on the same texts.
 linux-docs: .venv/imdb.stamp
 	for way in scratch pretrained; do \
 	  $(BIN)/python -m experiments.compare --config=configs/compare_linux_docs.py:$$way --workdir=$(LRA_DIR)/linux_docs_$$way || exit $$?; \

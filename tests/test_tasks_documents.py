@@ -126,6 +126,11 @@ def test_long_documents_in_csv(tmp_path):
         ("a.jsonl", '{"text": "a", "label": 0.5}', r"line 1: field 'label' must be a label"),
         ("a.jsonl", '{"text": "a", "label": null}', r"line 1: field 'label' must be a label"),
         ("a.jsonl", "", r"a.jsonl is empty"),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": 1}\n{"text": "b", "label": "1"}',
+            r"line 2: .* is the string 1, which stands",
+        ),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": 1}', r"one class only, '1'"),
         ("a.jsonl", b'{"text": "\xff", "label": 1}', r"a.jsonl line 1 is not UTF-8 \(byte 10\)"),
         ("a.csv", "text,label\na,0\nb\n", r"a.csv line 3 doesn't have the 2 columns"),

@@ -76,8 +76,20 @@ class OneClass(Labels):
 
     family: ClassVar[Family] = Classification()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[tuple[str, str], type] = {}  # of each label of a file, int or str
+
     def parse(self, place: str, what: str, value: Any) -> str:
-        return clean_label(place, what, value)
+        label = clean_label(place, what, value)
+        file = place.rpartition(" line ")[0]
+        if self._kinds.setdefault((file, label), type(value)) is not type(value):
+            kind = "string" if isinstance(value, str) else "number"
+            raise ValueError(
+                f"documents: {place}: {what} is the {kind} {label:.40}, which stands before as the other; a class is "
+                "one or the other in all of a file"
+            )
+        return label
 
     def fit(self, path: str, documents: Sequence[Document]) -> None:
         self.class_names = ordered({document.label for document in documents})
