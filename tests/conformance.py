@@ -18,19 +18,23 @@ from xformer.attention import (
     ALiBi,
     Attention,
     BigBird,
+    Compressed,
     Full,
     Linear,
     Linformer,
     Local,
     Longformer,
     MusicRelative,
+    Nystrom,
     Performer,
     Retention,
     Rotary,
     Shape,
     Shaw,
     Sparse,
+    Synthesizer,
     T5Bias,
+    TopKBlocks,
     Window,
 )
 
@@ -45,6 +49,8 @@ POSITION_TERMS: Mapping[str, Any] = NO_POSITION | {
     "rotary": Rotary(base=100.0),
 }
 FEW_POSITIONS: Mapping[str, Any] = {name: POSITION_TERMS[name] for name in ("none", "shaw", "t5")}
+
+SOME_POSITIONS = {name: POSITION_TERMS[name] for name in ("none", "shaw", "alibi", "rotary")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Case:
     segments: bool = True  # takes segments that lie in one piece each
     dropout: bool = True  # has weights that may be dropped
     normalized: bool = True  # the output is a mean of values, whatever the size of the scores
+    masks: bool = True  # with pairs, takes masks and segments that differ by query
+    keys: bool = True  # scores come from keys
     deep_values: bool = True  # takes values of another depth than keys
     local: bool = True  # depends on positions even without a position term
     appendable: bool = True  # appended padding changes nothing; causal, it never does
@@ -80,6 +88,15 @@ def linformer(**fields):
 def running_state(name, op, reference, **flags):
     positions = {name: POSITION_TERMS[name] for name in ("none", "rotary")}
     return Case(name, op, reference, positions, pairs=False, dropout=False, **{"local": False, **flags})
+
+
+def nystrom(name, **fields):
+    return Case(name, Nystrom(**fields), references.nystrom, NO_POSITION, causal=False, pairs=False, segments=False)
+
+
+def synthesizer(kind):
+    op = Synthesizer(kind, max_len=64, rank=3)
+    return Case(f"synthesizer-{kind}", op, references.synthesizer, NO_POSITION, keys=False, max_len=64)
 
 
 CASES = (
@@ -100,6 +117,14 @@ CASES = (
     running_state("performer", Performer(num_features=6, seed=4), references.performer),
     running_state("performer-relu", Performer(num_features=6, kernel="relu", seed=4), references.performer),
     running_state("retention", Retention(), references.retention, local=True, normalized=False),
+    nystrom("nystrom", num_landmarks=6),
+    nystrom("nystrom-conv", num_landmarks=5, num_iterations=4, conv_size=7),
+    Case("compressed", Compressed(stride=3), references.compressed, NO_POSITION, pairs=False, segments=False,
+         local=False),
+    *(synthesizer(kind) for kind in ("dense", "random", "factorized_dense", "factorized_random")),
+    Case("topk_blocks", TopKBlocks(block_size=8, num_blocks=3), references.topk_blocks, SOME_POSITIONS, masks=False),
+    Case("topk_blocks-block", TopKBlocks(block_size=8, num_blocks=2, gate="block"), references.topk_blocks,
+         causal=False, masks=False),
 )  # fmt: skip
 
 
@@ -185,7 +210,9 @@ def with_fields(row, **fields):
 
 
 def reaching(row, length):
-    """The row with its position term made for `length` tokens, where the term has a maximum."""
+    """The row with its op and its position term made for `length` tokens, where they have a maximum."""
+    if getattr(row.op, "max_len", length) < length:
+        row = with_fields(row, max_len=length)
     position = getattr(row.op, "position", None)
     if getattr(position, "max_len", length) >= length:
         return row
@@ -221,12 +248,16 @@ def everything(row, *, seed=0, q_len=LENGTH, batch=BATCH):
         whole = np.sort(rng.integers(0, 3, (batch, q_len))).astype(np.int32)
         segments = {"segment_ids": whole} if row.case.segments else {}
         return call | {"mask": rng.random((batch, 1, 1, q_len)) < 0.7} | segments
-    mask = rng.random((batch, HEADS, q_len, q_len)) < 0.8
-    mask[0, :, q_len // 2] = False
-    segments = np.sort(rng.integers(0, 2, (batch, q_len))).astype(np.int32)
+    if row.case.masks:
+        mask = rng.random((batch, HEADS, q_len, q_len)) < 0.8
+        mask[0, :, q_len // 2] = False
+        segments = np.sort(rng.integers(0, 2, (batch, q_len))).astype(np.int32)
+        call |= {"mask": mask, "segment_ids": segments}
+    else:
+        call["mask"] = rng.random((batch, HEADS, 1, q_len)) < 0.8
     bias = rng.normal(size=(batch, HEADS, q_len, q_len)).astype(np.float32)
     sinks = rng.normal(size=HEADS).astype(np.float32)
-    return call | {"mask": mask, "bias": bias, "segment_ids": segments, "softcap": 1.5, "sinks": sinks}
+    return call | {"bias": bias, "softcap": 1.5, "sinks": sinks}
 
 
 def parameters(op, call, seed=0):

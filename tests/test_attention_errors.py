@@ -179,7 +179,7 @@ def test_shapes_that_do_not_fit_are_refused(row, change):
         conformance.attend(row.op, params, as_jax(call | change))
 
 
-@rows(where=lambda case: case.pairs)
+@rows(where=lambda case: case.pairs and case.masks)
 def test_other_arguments_that_do_not_fit_are_refused(row):
     call = as_jax(inputs())
     with refuses(ValueError, "bias"):

@@ -5,6 +5,7 @@
 """
 
 from xformer.attention.bigbird import BigBird
+from xformer.attention.compressed import Compressed
 from xformer.attention.cost import Cost
 from xformer.attention.dot_product_attention import dot_product_attention
 from xformer.attention.full import Full
@@ -16,6 +17,7 @@ from xformer.attention.linformer import Linformer
 from xformer.attention.local import Local
 from xformer.attention.longformer import Longformer
 from xformer.attention.merge_parts import merge_parts
+from xformer.attention.nystrom import Nystrom
 from xformer.attention.performer import Performer
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
 from xformer.attention.registry import ATTENTIONS, build
@@ -23,6 +25,8 @@ from xformer.attention.retention import Retention
 from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options
 from xformer.attention.sparse import Sparse
+from xformer.attention.synthesizer import Synthesizer
+from xformer.attention.topk_blocks import TopKBlocks
 from xformer.attention.window import Window
 
 __all__ = [
@@ -32,6 +36,7 @@ __all__ = [
     "Attention",
     "AttentionCallable",
     "BigBird",
+    "Compressed",
     "Cost",
     "Full",
     "Layers",
@@ -41,6 +46,7 @@ __all__ = [
     "Local",
     "Longformer",
     "MusicRelative",
+    "Nystrom",
     "Options",
     "Performer",
     "Position",
@@ -49,7 +55,9 @@ __all__ = [
     "Shape",
     "Shaw",
     "Sparse",
+    "Synthesizer",
     "T5Bias",
+    "TopKBlocks",
     "Window",
     "build",
     "dot_product_attention",

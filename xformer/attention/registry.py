@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xformer.attention.bigbird import BigBird
+from xformer.attention.compressed import Compressed
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers
@@ -14,10 +15,13 @@ from xformer.attention.linear import Linear
 from xformer.attention.linformer import Linformer
 from xformer.attention.local import Local
 from xformer.attention.longformer import Longformer
+from xformer.attention.nystrom import Nystrom
 from xformer.attention.performer import Performer
 from xformer.attention.position import POSITIONS, Position
 from xformer.attention.retention import Retention
 from xformer.attention.sparse import Sparse
+from xformer.attention.synthesizer import Synthesizer
+from xformer.attention.topk_blocks import TopKBlocks
 from xformer.attention.window import Window
 from xformer.checks import did_you_mean
 from xformer.lookup import Table
@@ -34,6 +38,10 @@ ATTENTIONS: Table[type[Attention]] = Table(
         "linear": Linear,
         "performer": Performer,
         "retention": Retention,
+        "nystrom": Nystrom,
+        "compressed": Compressed,
+        "synthesizer": Synthesizer,
+        "topk_blocks": TopKBlocks,
     },
     kind=Attention,
 )
