@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import targets, train_steps
+from benchmarks import step, targets, train_steps
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Linformer, Shape, Window
 from xformer.bench import benchmark, inputs, jax_contenders, machine, memory, peers, timing
@@ -268,3 +268,43 @@ def test_a_picture_names_peers_by_variant_only_where_they_have_several():
     row = lambda variant, who: {"variant": variant, "contender": who}
     rows = [row("full", "xformer"), row("causal", "xformer"), row("full", "a"), row("causal", "a"), row("full", "b")]
     assert list(speed.line_names(rows).values()) == ["full", "causal", "a, full", "a, causal", "b"]
+
+
+@pytest.mark.full
+def test_pieces_of_a_step_are_measured_in_processes(monkeypatch, tmp_path, capsys):
+    """In a process of their own, and in one of another checkout, here the same."""
+    out = tmp_path / "step.json"
+    words = ["--size=tiny", "--only=norm,step_floor", "--seconds=0", f"--against={step.HERE}", f"--out={out}"]
+    monkeypatch.setattr(sys, "argv", ["step", *words])
+    assert step.main() == 0
+    here, against = json.loads(out.read_text())["contenders"].values()
+    for found in (here, against):
+        assert list(found["pieces"]) == ["gemm", "norm", "step_floor"] and found["startup"].keys() >= {
+            "import",
+            "trace",
+        }
+        row = found["pieces"]["step_floor"]
+        assert row["ratio"] == pytest.approx(row["seconds"] * found["gemm_flops_per_second"] / row["flops"])
+        assert found["pieces"]["norm"]["ratio"] is None and row["planned_bytes"] > 0
+    assert "step_floor" in capsys.readouterr().out
+
+
+def test_pieces_are_set_against_their_products_and_the_first_contender():
+    known = {"flops": {"gemm": 100, "norm": 0, "step_full": 50}, "planned_bytes": {"step_full": 2**20}}
+    known |= {"startup": {"import": 1.0}, "machine": {}}
+    times = {"gemm": [2.0, 1.0], "norm": [0.1], "step_full": [1.0, 2.0, 3.0]}
+    found = {"here": step.figures(known, times), "there": step.figures(known, times | {"norm": [0.2]})}
+    row = found["here"]["pieces"]["step_full"]  # 0.5 s of products at 100 FLOP/s
+    assert (row["seconds"], row["least"], row["product_seconds"], row["ratio"]) == (2.0, 1.0, 0.5, 4.0)
+    assert found["here"]["pieces"]["norm"]["ratio"] is None
+    lines = list(step.table(found))
+    assert lines[0] == "here: GEMM 100 FLOP/s; start-up: import 1.0 s"
+    assert lines[8].split()[:3] == ["norm", "200", "ms"] and lines[8].split()[-1] == "2.00"
+    assert lines[-1].split()[-3:] == ["1.00", "1.0", "MiB"]
+
+
+def test_pieces_are_chosen_by_how_their_names_begin():
+    assert step.chosen("block_f,loss") == ["gemm", "loss", "block_floor", "block_full"]
+    assert step.chosen("") == list(step.PIECES)
+    with pytest.raises(ValueError, match="no piece begins with 'blok'; there are gemm, feed_forward"):
+        step.chosen("blok")
