@@ -152,9 +152,10 @@ class QueryTiles:
 
     def _unroll(self, group: TileGroup) -> int:
         """Query tiles in a step of the loop: two where little is done for each, so that one's small operations fill the
-        gaps of the other's.
+        gaps of the other's. Of a single key tile each the gradients are added in place only where there is one.
         """
-        return 2 if group.num_query_tiles > 2 and group.key_tiles.shape[2] == 1 else 1
+        _, query_tiles, chunks, chunk = group.key_tiles.shape
+        return 2 if query_tiles > 2 and chunks == 1 and chunk > 1 else 1
 
     def chunks(self, step: Any, carry: Any, group: TileGroup, operands: tuple[Array, Array, Array]) -> Any:
         """Runs `step(carry, chunk)` over a query tile's chunks: distant ones, other unmasked ones, masked ones."""
