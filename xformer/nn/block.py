@@ -14,6 +14,7 @@ from xformer.attention import Attention
 from xformer.nn.feed_forward import FeedForward
 from xformer.nn.multi_head import MultiHeadAttention
 from xformer.nn.norm import LayerNorm
+from xformer.nn.tokens import flatten
 
 Array = jax.Array
 
@@ -84,17 +85,24 @@ class EncoderBlock(nnx.Module):
         `plan` is passed on to the attention op.
         """
 
-        def attend(x_BxTxW: Array) -> Array:
-            return self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, plan=plan)
+        shape = x.shape
 
-        def feed(x_BxTxW: Array) -> Array:
-            return self.feed_forward(x_BxTxW, deterministic=deterministic, rngs=rngs)
+        def attend(x_NxW: Array) -> Array:
+            x_BxTxW = x_NxW.reshape(shape)
+            out_BxTxW = self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, plan=plan)
+            return out_BxTxW.reshape(x_NxW.shape)
 
-        def drop(x_BxTxW: Array) -> Array:
-            return self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
+        def feed(x_NxW: Array) -> Array:
+            return self.feed_forward(x_NxW, deterministic=deterministic, rngs=rngs)
 
+        def drop(x_NxW: Array) -> Array:
+            return self.dropout(x_NxW, deterministic=deterministic, rngs=rngs)
+
+        x = flatten(x)
         if self.norm == "pre":
             x = x + drop(attend(self.attention_norm(x)))
-            return x + drop(feed(self.feed_forward_norm(x)))
-        x = self.attention_norm(x + drop(attend(x)))
-        return self.feed_forward_norm(x + drop(feed(x)))
+            x = x + drop(feed(self.feed_forward_norm(x)))
+        else:
+            x = self.attention_norm(x + drop(attend(x)))
+            x = self.feed_forward_norm(x + drop(feed(x)))
+        return x.reshape(shape)

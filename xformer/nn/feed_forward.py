@@ -11,6 +11,7 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer.nn.check import check_rates, check_sizes
+from xformer.nn.tokens import flatten
 
 Array = jax.Array
 
@@ -54,6 +55,6 @@ class FeedForward(nnx.Module):
     def __call__(self, x: Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None) -> Array:
         """Maps `[..., width]` to `[..., width]`; dropout draws from `rngs.dropout` unless `deterministic`."""
         # Derivatives of an activation keep several arrays as large as its input; computing them again keeps none.
-        hidden_BxTxM = jax.checkpoint(self.activation)(self.expand(x))
-        hidden_BxTxM = self.dropout(hidden_BxTxM, deterministic=deterministic, rngs=rngs)
-        return self.contract(hidden_BxTxM)
+        hidden_NxM = jax.checkpoint(self.activation)(self.expand(flatten(x)))
+        hidden_NxM = self.dropout(hidden_NxM, deterministic=deterministic, rngs=rngs)
+        return self.contract(hidden_NxM).reshape(x.shape)

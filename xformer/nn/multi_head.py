@@ -14,6 +14,7 @@ from xformer.attention import Attention
 from xformer.nn.attention_fn import AttentionFn
 from xformer.nn.cache import Cache, init_cache
 from xformer.nn.check import check_heads, check_rates
+from xformer.nn.linear_general import LinearGeneral
 
 Array = jax.Array
 
@@ -66,10 +67,10 @@ class MultiHeadAttention(nnx.Module):
             "param_dtype": param_dtype,
             "rngs": rngs,
         }
-        self.query = nnx.LinearGeneral(width, (num_heads, head_dim), **kwargs)
-        self.key = nnx.LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
-        self.value = nnx.LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
-        self.out = nnx.LinearGeneral((num_heads, head_dim), width, axis=(-2, -1), **kwargs)
+        self.query = LinearGeneral(width, (num_heads, head_dim), **kwargs)
+        self.key = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
+        self.value = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
+        self.out = LinearGeneral((num_heads, head_dim), width, axis=(-2, -1), **kwargs)
         self.attention_fn = attention_fn
         self.dropout_rate = dropout_rate
         self.kv_heads, self.head_dim, self.dtype = num_kv_heads, head_dim, dtype
