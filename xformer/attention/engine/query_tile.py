@@ -152,10 +152,11 @@ class QueryTiles:
 
     def _unroll(self, group: TileGroup) -> int:
         """Query tiles in a step of the loop: two where little is done for each, so that one's small operations fill the
-        gaps of the other's. Of a single key tile each the gradients are added in place only where there is one.
+        gaps of the other's. Not on a CPU where each has a single key tile: XLA would then copy all gradients of keys.
         """
         _, query_tiles, chunks, chunk = group.key_tiles.shape
-        return 2 if query_tiles > 2 and chunks == 1 and chunk > 1 else 1
+        copied = chunk == 1 and jax.default_backend() == "cpu"
+        return 2 if query_tiles > 2 and chunks == 1 and not copied else 1
 
     def chunks(self, step: Any, carry: Any, group: TileGroup, operands: tuple[Array, Array, Array]) -> Any:
         """Runs `step(carry, chunk)` over a query tile's chunks: distant ones, other unmasked ones, masked ones."""
