@@ -17,13 +17,17 @@ from xformer.attention import (
     ALiBi,
     Attention,
     BigBird,
+    Compressed,
     Full,
     Linformer,
     MusicRelative,
+    Nystrom,
     Rotary,
     Shape,
     Shaw,
+    Synthesizer,
     T5Bias,
+    TopKBlocks,
     Window,
 )
 
@@ -37,6 +41,8 @@ POSITION_TERMS: Mapping[str, Any] = NO_POSITION | {
     "alibi": ALiBi(),
     "rotary": Rotary(base=100.0),
 }
+
+SOME_POSITIONS = {name: POSITION_TERMS[name] for name in ("none", "shaw", "alibi", "rotary")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,9 @@ class Case:
     positions: Mapping[str, Any] = dataclasses.field(default_factory=lambda: POSITION_TERMS)
     causal: bool = True  # can be causal
     pairs: bool = True  # relates token pairs: takes bias, segments, softcap, sinks and masks that differ by query
+    segments: bool = True  # takes segments that lie in one piece each
+    masks: bool = True  # with pairs, takes masks and segments that differ by query
+    keys: bool = True  # scores come from keys
     deep_values: bool = True  # takes values of another depth than keys
     local: bool = True  # depends on positions even without a position term
     appendable: bool = True  # appended padding changes nothing; causal, it never does
@@ -62,8 +71,17 @@ class Case:
 def linformer(**fields):
     name = "-".join(["linformer", *(str(value) for value in fields.values())])
     return Case(name, Linformer(rank=6, max_len=48, **fields), references.linformer, NO_POSITION, causal=False,
-                pairs=False, local=False, max_len=48,
+                pairs=False, segments=False, local=False, max_len=48,
                 deep_values=(fields.get("sharing"), fields["projection"]) != ("key_value", "conv"))  # fmt: skip
+
+
+def nystrom(name, **fields):
+    return Case(name, Nystrom(**fields), references.nystrom, NO_POSITION, causal=False, pairs=False, segments=False)
+
+
+def synthesizer(kind):
+    op = Synthesizer(kind, max_len=64, rank=3)
+    return Case(f"synthesizer-{kind}", op, references.synthesizer, NO_POSITION, keys=False, max_len=64)
 
 
 CASES = (
@@ -76,6 +94,14 @@ CASES = (
     *(linformer(sharing=sharing, projection="learned") for sharing in ("none", "headwise", "key_value")),
     *(linformer(sharing=sharing, projection="conv") for sharing in ("none", "headwise", "key_value")),
     linformer(projection="mean"),
+    nystrom("nystrom", num_landmarks=6),
+    nystrom("nystrom-conv", num_landmarks=5, num_iterations=4, conv_size=7),
+    Case("compressed", Compressed(stride=3), references.compressed, NO_POSITION, pairs=False, segments=False,
+         local=False),
+    *(synthesizer(kind) for kind in ("dense", "random", "factorized_dense", "factorized_random")),
+    Case("topk_blocks", TopKBlocks(block_size=8, num_blocks=3), references.topk_blocks, SOME_POSITIONS, masks=False),
+    Case("topk_blocks-block", TopKBlocks(block_size=8, num_blocks=2, gate="block"), references.topk_blocks,
+         causal=False, masks=False),
 )  # fmt: skip
 
 
@@ -154,7 +180,9 @@ def with_fields(row, **fields):
 
 
 def reaching(row, length):
-    """The row with its position term made for `length` tokens, where the term has a maximum."""
+    """The row with its op and its position term made for `length` tokens, where they have a maximum."""
+    if getattr(row.op, "max_len", length) < length:
+        row = with_fields(row, max_len=length)
     position = getattr(row.op, "position", None)
     if getattr(position, "max_len", length) >= length:
         return row
@@ -188,12 +216,16 @@ def everything(row, *, seed=0, q_len=LENGTH, batch=BATCH):
     call["scale"] = rng.uniform(0.4, 1.0, HEADS).astype(np.float32)
     if not row.case.pairs:
         return call | {"mask": rng.random((batch, 1, 1, q_len)) < 0.7}
-    mask = rng.random((batch, HEADS, q_len, q_len)) < 0.8
-    mask[0, :, q_len // 2] = False
-    segments = np.sort(rng.integers(0, 2, (batch, q_len))).astype(np.int32)
+    if row.case.masks:
+        mask = rng.random((batch, HEADS, q_len, q_len)) < 0.8
+        mask[0, :, q_len // 2] = False
+        segments = np.sort(rng.integers(0, 2, (batch, q_len))).astype(np.int32)
+        call |= {"mask": mask, "segment_ids": segments}
+    else:
+        call["mask"] = rng.random((batch, HEADS, 1, q_len)) < 0.8
     bias = rng.normal(size=(batch, HEADS, q_len, q_len)).astype(np.float32)
     sinks = rng.normal(size=HEADS).astype(np.float32)
-    return call | {"mask": mask, "bias": bias, "segment_ids": segments, "softcap": 1.5, "sinks": sinks}
+    return call | {"bias": bias, "softcap": 1.5, "sinks": sinks}
 
 
 def parameters(op, call, seed=0):

@@ -5,6 +5,7 @@ their float arguments and keep complex128, so a test differentiates them by a co
 """
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -280,3 +281,122 @@ def linformer(op, params, query, key, value, *, mask=None, scale=None, offset=0,
 
     visible = np.swapaxes(attended, -1, -2)[..., None, :]
     return attend(query, project(key, "key"), project(value, "value"), visible=visible, scale=scale)
+
+
+def nystrom(op, params, query, key, value, *, mask=None, scale=None, offset=0, **nothing):
+    """softmax(q K~^T) Z softmax(Q~ k^T) v over the real tokens of one example and head at a time (Xiong et al. 2021).
+
+    Landmarks are means of segments; Z comes from the iteration of algorithm 1 there, on the segments that exist.
+    """
+    assert offset == 0 and all(x is None for x in nothing.values())
+    query, key, value = wide(query), wide(key), wide(value)
+    (*batch, length, heads, head_dim), group = query.shape, query.shape[-2] // key.shape[-2]
+    real = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, (*batch, heads, 1, length))[..., 0, :]
+    scales = np.broadcast_to(1 / math.sqrt(head_dim) if scale is None else wide(scale), heads)
+    taps = wide(params["conv"]) if op.conv_size else np.zeros((key.shape[-2], 1))
+    out = np.zeros((*batch, length, heads, value.shape[-1]), np.result_type(query, key, value, scales, taps))
+    for at in np.ndindex(*batch, heads):
+        example, head = at[:-1], at[-1]
+        tokens = np.flatnonzero(real[at])
+        if not len(tokens):
+            continue
+        q, k, v = (x[example][:, head // (group if x is not query else 1)] for x in (query, key, value))
+        number = np.arange(len(tokens)) * op.num_landmarks // len(tokens)
+        segments = [tokens[number == index] for index in np.unique(number)]
+        q_marks, k_marks = (np.stack([x[segment].mean(0) for segment in segments]) for x in (q, k))
+        of_marks, of_queries, of_tokens = (
+            _softmax(scales[head] * left @ right.T)
+            for left, right in ((q_marks, k_marks), (q, k_marks), (q_marks, k[tokens]))
+        )
+        sums = of_marks.sum(0)
+        inverse, one = of_marks.T / sums[np.argmax(sums.real)], np.eye(len(segments))
+        for _ in range(op.num_iterations):
+            product = of_marks @ inverse
+            inverse = inverse @ (13 * one - product @ (15 * one - product @ (7 * one - product))) / 4
+        out[example][:, head] = of_queries @ inverse @ of_tokens @ v[tokens]
+        own, middle = taps[head // group], len(taps[0]) // 2
+        for place, token in itertools.product(range(length), tokens):
+            if abs(token - place) <= middle:
+                out[example][place, head] += own[token - place + middle] * v[token]
+    return out
+
+
+def _softmax(scores):
+    """Over the last axis; complex scores too."""
+    weights = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def compressed(op, params, query, key, value, *, mask=None, scale=None, offset=0, **nothing):
+    """Attention over a convolution of keys and values, kernel = stride (Liu et al. 2018, 4.2.4), zeros for padding.
+
+    A slot counts if it has a real token and, causal, if its last token is at or before the query.
+    """
+    assert all(x is None for x in nothing.values())
+    (*batch, length, kv_heads, _), heads = key.shape, query.shape[-2]
+    real = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, (*batch, heads, 1, length))[..., 0, :]
+    num_slots = -(-length // op.stride)
+    q_positions, ends = offset + np.arange(query.shape[-3]), (np.arange(num_slots) + 1) * op.stride - 1
+    seen = np.stack([real[..., slot * op.stride : (slot + 1) * op.stride].any(-1) for slot in range(num_slots)], -1)
+    visible = seen[..., None, :] & (ends <= q_positions[:, None] if op.causal else True)
+
+    def convolve(x, kernel):
+        kernel, x = wide(kernel), np.repeat(wide(x), heads // kv_heads, axis=-2)
+        x = np.where(np.moveaxis(real, -1, -2)[..., None], x, 0)
+        out = np.zeros((*batch, num_slots, heads, x.shape[-1]), np.result_type(x, kernel))
+        for place, head in itertools.product(range(length), range(heads)):
+            taps = kernel[head // (heads // kv_heads), place % op.stride]
+            out[..., place // op.stride, head, :] += x[..., place, head, :] @ taps
+        return out
+
+    key, value = convolve(key, params["key"]), convolve(value, params["value"])
+    return attend(query, key, value, visible=visible, scale=scale)
+
+
+def topk_blocks(op, params, query, key, value, *, offset=0, mask=None, **options):
+    """Attention to the own block and those of the largest gates q . mean(k), query by query (Lu et al. 2025, 2.2)."""
+    (*batch, q_len, heads, _), (kv_len, kv_heads), size = query.shape, key.shape[-3:-1], op.block_size
+    real = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, (*batch, heads, 1, kv_len))[..., 0, :]
+    q_positions, k_blocks = offset + np.arange(q_len), np.arange(kv_len) // size
+    visible = np.zeros((*batch, heads, q_len, kv_len), bool)
+    for *at, head in np.ndindex(*batch, heads):
+        at = tuple(at)
+        q, k = wide(query)[at][:, head].real, wide(key)[at][:, head // (heads // kv_heads)].real
+        means = {}
+        for block in range(-(-kv_len // size)):
+            tokens = np.flatnonzero((k_blocks == block) & real[at][head])
+            if len(tokens):
+                means[block] = k[tokens].mean(0)
+        for i, own in enumerate(q_positions // size):
+            mates = [j for j in np.flatnonzero(q_positions // size == own) if real[at][head, q_positions[j]]]
+            gate = q[i] if op.gate == "query" else q[mates].mean(0) if mates else np.zeros_like(q[i])
+            others = [block for block in means if (block < own if op.causal else block != own)]
+            others.sort(key=lambda block: (-(gate @ means[block]), block))
+            seen = np.isin(k_blocks, [own, *others[: op.num_blocks - 1]])
+            visible[at][head, i] = seen & (np.arange(kv_len) <= q_positions[i]) if op.causal else seen
+    return _paired(lambda q, k: visible, op, params, query, key, value, offset, mask=mask, **options)
+
+
+def synthesizer(op, params, query, key, value, *, offset=0, scale=None, **options):
+    """softmax(scores) v, with the scores of Tay et al. 2021, section 3, pair by pair; no key is looked at."""
+    query, params = wide(query), {name: wide(x) for name, x in params.items()}
+    (*batch, q_len, heads, _), (kv_len, kv_heads) = query.shape, key.shape[-3:-1]
+    x = np.concatenate([np.where(query.real > 0, query, 0), np.ones((*batch, q_len, heads, 1))], -1)
+    scores = np.zeros((*batch, q_len, heads, kv_len), np.result_type(query, *params.values()))
+    width = -(-op.max_len // op.rank)
+    for i, head, j in itertools.product(range(q_len), range(heads), range(kv_len)):
+        kv_head, place = head // (heads // kv_heads), offset + i
+        if op.kind == "dense":
+            score = x[..., i, head, :] @ params["key"][kv_head, j]
+        elif op.kind == "random":
+            score = params["scores"][head, place, j]
+        elif op.kind == "factorized_random":
+            score = params["query"][head, place] @ params["key"][kv_head, j]
+        else:
+            first, second = params["first"][head, :, j // width], params["second"][head, :, j % width]
+            score = (x[..., i, head, :] @ first) * (x[..., i, head, :] @ second)
+        scores[..., i, head, j] = score
+    one_hot = np.broadcast_to(np.eye(kv_len)[:, None], (*batch, kv_len, heads, kv_len))
+    value = np.repeat(wide(value), heads // kv_heads, axis=-2)
+    visible = full_pattern(offset + np.arange(q_len), np.arange(kv_len), op.causal)
+    return attend(scores, one_hot, value, visible=visible, scale=1.0 if scale is None else scale, **options)

@@ -142,9 +142,10 @@ def test_no_state_in_the_op(row):
     """Fault 8: a short batch between two equal long ones; and the op is unchanged by calls."""
     before = repr(row.op)
     long, short = as_jax(inputs(batch=3)), as_jax(inputs(batch=1, q_len=9))
-    first = forward(row.op, {}, long)
-    close(forward(row.op, {}, short), expected(row, {}, short))
-    np.testing.assert_array_equal(first, forward(row.op, {}, long))
+    params = parameters(row.op, long)
+    first = forward(row.op, params, long)
+    close(forward(row.op, params, short), expected(row, params, short))
+    np.testing.assert_array_equal(first, forward(row.op, params, long))
     assert repr(row.op) == before
 
 

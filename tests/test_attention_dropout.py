@@ -46,8 +46,9 @@ def test_weights_are_dropped_whole_and_scaled(row):
     call = inputs(q_len=length, batch=1, head_dim=length)
     call["query"] = np.zeros_like(call["query"])
     call["value"] = np.broadcast_to(np.eye(length, dtype=np.float32)[None, :, None], call["value"].shape)
-    weights = dropped(row, {}, call, rate=rate)
-    plain = np.asarray(forward(row.op, {}, as_jax(call)))
+    params = parameters(row.op, call)
+    weights = dropped(row, params, call, rate=rate)
+    plain = np.asarray(forward(row.op, params, as_jax(call)))
     kept = weights > 0
     assert not kept[plain == 0].any()
     close(weights[kept], plain[kept] / (1 - rate))

@@ -102,6 +102,7 @@ def test_additive_masks_of_the_dtypes_lowest_number(row):
     lowest = np.finfo(np.float16).min
     bias = np.zeros((2, 1, 1, LENGTH), np.float16)
     bias[:, ..., 20:] = lowest
-    out = forward(row.op, {}, call | {"bias": jnp.asarray(bias)})
+    params = parameters(row.op, call)
+    out = forward(row.op, params, call | {"bias": jnp.asarray(bias)})
     assert np.isfinite(np.asarray(out, np.float32)).all()
-    close(out, expected(row, {}, as_float32(call | {"bias": bias})), 2e-2)
+    close(out, expected(row, params, as_float32(call | {"bias": bias})), 2e-2)

@@ -169,7 +169,7 @@ def test_shapes_that_do_not_fit_are_refused(row, change):
         conformance.attend(row.op, params, as_jax(call | change))
 
 
-@rows(where=lambda case: case.pairs)
+@rows(where=lambda case: case.pairs and case.masks)
 def test_other_arguments_that_do_not_fit_are_refused(row):
     call = as_jax(inputs())
     with refuses(ValueError, "bias"):
@@ -206,8 +206,9 @@ def test_what_has_no_token_pairs_refuses_what_needs_them(row):
     for extra, word in cases:
         with refuses(NotImplementedError, word):
             conformance.attend(row.op, params, call | extra)
-    with refuses(ValueError, "max_len"):
-        conformance.attend(row.op, params, as_jax(inputs(q_len=49) | {"mask": padding([49, 3], 49)}))
+    if row.case.max_len < 49:
+        with refuses(ValueError, "max_len"):
+            conformance.attend(row.op, params, as_jax(inputs(q_len=49) | {"mask": padding([49, 3], 49)}))
 
 
 @pytest.mark.parametrize("implementation", ["pallas", "splash", "cudnn"])

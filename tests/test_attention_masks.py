@@ -45,7 +45,7 @@ def test_padding_mask_broadcasts(row, shape):
     close(forward(row.op, params, as_jax(call)), expected(row, params, call))
 
 
-@rows(where=lambda case: case.pairs)
+@rows(where=lambda case: case.pairs and case.masks)
 @pytest.mark.parametrize(
     "shape",
     [(LENGTH, LENGTH), (BATCH, 1, LENGTH, 1), (1, HEADS, LENGTH, LENGTH)],
@@ -55,7 +55,8 @@ def test_general_mask_broadcasts(row, shape):
     """Any shape broadcastable to `[batch, heads, q_len, kv_len]`, here float: attends where above zero, -1 hides."""
     mask = np.random.default_rng(0).choice([-1.0, 0.0, 0.5], size=shape, p=[0.2, 0.2, 0.6]).astype(np.float32)
     call = inputs() | {"mask": mask}
-    close(forward(row.op, {}, as_jax(call)), expected(row, {}, call))
+    params = parameters(row.op, call)
+    close(forward(row.op, params, as_jax(call)), expected(row, params, call))
 
 
 @pytest.mark.sampled(2)
@@ -64,9 +65,10 @@ def test_general_mask_broadcasts(row, shape):
 def test_bias_broadcasts_and_its_gradient_sums_back(row, shape):
     call = inputs() | {"bias": np.random.default_rng(1).normal(size=shape).astype(np.float32)}
     cotangent = conformance.random_cotangent(call)
-    out, *gradients = forward_and_gradients(row.op, {}, as_jax(call), cotangent)
-    close(out, expected(row, {}, call))
-    conformance.check_gradients(row, {}, call, cotangent, gradients)
+    params = parameters(row.op, call)
+    out, *gradients = forward_and_gradients(row.op, params, as_jax(call), cotangent)
+    close(out, expected(row, params, call))
+    conformance.check_gradients(row, params, call, cotangent, gradients)
 
 
 @pytest.mark.sampled(8)
@@ -120,7 +122,7 @@ def test_fully_padded_example_gives_zeros_and_no_gradient(row):
     assert not np.any(np.asarray(out)[1]), "output of a fully padded example"
     for name, gradient in gradients.items():
         assert np.isfinite(gradient).all() and not np.any(np.asarray(gradient)[1]), name
-        assert np.any(np.asarray(gradient)[0]), name
+        assert np.any(np.asarray(gradient)[0]) or not (name == "value" or row.case.keys), name
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params_gradient))
 
 
@@ -133,22 +135,24 @@ def test_no_gradient_from_the_future(row):
     for t in (0, 8, 30):
         cotangent = np.zeros(call["query"].shape, np.float32)
         cotangent[:, t] = 1.0
-        _, _, gradients = forward_and_gradients(row.op, params, as_jax(call), cotangent)
+        out, _, gradients = forward_and_gradients(row.op, params, as_jax(call), cotangent)
         for name in ("key", "value"):
             assert not np.any(np.asarray(gradients[name])[:, t + 1 :]), f"{name} after {t}"
+        if np.any(out[:, t]):  # the first queries of some see nothing yet
             assert np.any(np.asarray(gradients["value"])[:, : t + 1])
         assert not np.any(np.delete(np.asarray(gradients["query"]), t, axis=1))
 
 
 @pytest.mark.sampled(2)
-@rows(where=lambda case: case.pairs, implementations=BOTH)
+@rows(where=lambda case: case.pairs and case.masks, implementations=BOTH)
 def test_segments_as_an_array_and_as_a_pair(row):
     """The pair (query ids, key ids) with different ids on both sides; a segment of -1 is a segment like any other."""
     rng = np.random.default_rng(2)
     q_ids, k_ids = (rng.integers(-1, 2, (BATCH, LENGTH)).astype(np.int32) for _ in range(2))
     for ids in (q_ids, (q_ids, k_ids)):
         call = inputs() | {"segment_ids": ids}
-        close(forward(row.op, {}, jax.tree.map(np.asarray, call)), expected(row, {}, call))
+        params = parameters(row.op, call)
+        close(forward(row.op, params, jax.tree.map(np.asarray, call)), expected(row, params, call))
 
 
 @rows(where=lambda case: case.pairs and not case.local)

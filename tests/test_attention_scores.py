@@ -70,11 +70,12 @@ def test_half_precision(row, dtype):
     call |= {"sinks": jnp.asarray(SINKS), "scale": jnp.asarray(SCALE)}
     rounded = {n: np.asarray(x, np.float32) if n in conformance.FLOATS else x for n, x in call.items()}
     cotangent = conformance.random_cotangent(call)
-    out, *gradients = forward_and_gradients(row.op, {}, call, cotangent)
+    params = parameters(row.op, call)
+    out, *gradients = forward_and_gradients(row.op, params, call, cotangent)
     assert out.dtype == dtype and not np.any(np.asarray(out, np.float32)[1])
     tolerance = {"float16": 6e-3, "bfloat16": 5e-2}[dtype]
-    close(out, expected(row, {}, rounded), tolerance)
-    conformance.check_gradients(row, {}, rounded, cotangent, gradients, 2 * tolerance)
+    close(out, expected(row, params, rounded), tolerance)
+    conformance.check_gradients(row, params, rounded, cotangent, gradients, 2 * tolerance)
 
 
 @PAIRS
@@ -125,7 +126,7 @@ def test_weights_with_a_sink_sum_to_less_than_one():
 
 @rows(where=one_of_each)
 def test_values_of_another_depth_through_both_adapters(row):
-    op = dataclasses.replace(row.op, position=Shaw(max_distance=3)) if row.case.pairs else row.op
+    op = dataclasses.replace(row.op, position=Shaw(max_distance=3)) if "shaw" in row.case.positions else row.op
     call = inputs(value_dim=6)
     sizes = {"num_heads": HEADS, "head_dim": conformance.HEAD_DIM, "num_kv_heads": conformance.KV_HEADS}
     fn = xformer.nn.AttentionFn(op, **sizes, value_dim=6, rngs=nnx.Rngs(0))
@@ -147,7 +148,7 @@ def _position(op):
 def test_cost_with_values_of_another_depth(row):
     """Exact against the counter; softcap and sinks are no matrix products."""
     extras = {"softcap": 2.0, "sinks": jnp.asarray(SINKS[:2])} if row.case.pairs else {}
-    for position in (None, Shaw(max_distance=3)) if row.case.pairs else (None,):
+    for position in (None, Shaw(max_distance=3)) if "shaw" in row.case.positions else (None,):
         op = dataclasses.replace(row.op, position=position) if position else row.op
         shape = Shape(2, 45, 45, 2, 4, 1, value_dim=7)
         params = jax.eval_shape(lambda op=op, shape=shape: op.init(jax.random.key(0), shape))

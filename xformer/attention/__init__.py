@@ -5,6 +5,7 @@
 """
 
 from xformer.attention.bigbird import BigBird
+from xformer.attention.compressed import Compressed
 from xformer.attention.cost import Cost
 from xformer.attention.dot_product_attention import dot_product_attention
 from xformer.attention.full import Full
@@ -12,10 +13,13 @@ from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers, entries
 from xformer.attention.linformer import Linformer
 from xformer.attention.merge_parts import merge_parts
+from xformer.attention.nystrom import Nystrom
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
 from xformer.attention.registry import ATTENTIONS, build
 from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options
+from xformer.attention.synthesizer import Synthesizer
+from xformer.attention.topk_blocks import TopKBlocks
 from xformer.attention.window import Window
 
 __all__ = [
@@ -25,17 +29,21 @@ __all__ = [
     "Attention",
     "AttentionCallable",
     "BigBird",
+    "Compressed",
     "Cost",
     "Full",
     "Layers",
     "Linformer",
     "MusicRelative",
+    "Nystrom",
     "Options",
     "Position",
     "Rotary",
     "Shape",
     "Shaw",
+    "Synthesizer",
     "T5Bias",
+    "TopKBlocks",
     "Window",
     "build",
     "dot_product_attention",

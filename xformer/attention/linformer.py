@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import jax
 import jax.numpy as jnp
 
+from xformer.attention import slots
 from xformer.attention.call import Call
 from xformer.attention.cost import Cost, call_cost
-from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
@@ -22,7 +22,6 @@ from xformer.checks import check_integer
 Array = jax.Array
 Sharing = Literal["none", "headwise", "key_value"]
 Projection = Literal["learned", "mean", "conv"]
-NO_PAIRS = "its slots mix the length, so there are no token pairs left"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +47,7 @@ class Linformer(Attention):
         as its stride (section 4, "general projections").
     """
 
-    REFUSES: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("bias", "segment_ids", "positions", "softcap", "sinks", "plan"), NO_PAIRS
-    )
+    REFUSES: ClassVar[Mapping[str, str]] = slots.REFUSES
 
     rank: int = 256
     max_len: int = 1024
@@ -114,78 +111,49 @@ class Linformer(Attention):
         return None
 
     def attend(self, call: Call, params: Params) -> Array:
-        self._refuse(call)
-        self.check_params(params, call)
-        dtype = compute_dtype(call.query.dtype)
-        key, value = call.key.astype(dtype), call.value.astype(dtype)
-        groups = call.query.shape[2] // key.shape[2]
-        real = jnp.ones((1, key.shape[1], 1), bool)
-        if call.mask is not None:
-            batch, heads, _, _ = call.mask.shape
-            real = jnp.broadcast_to(jnp.moveaxis(call.mask[:, :, 0], 1, 2), (batch, key.shape[1], heads))
-            if real.shape[2] > 1:  # heads that see different tokens have different slots
-                key, value = (jnp.repeat(x, groups, axis=2) for x in (key, value))
-                params = {name: jnp.repeat(x, groups, 0) if x.shape[0] > 1 else x for name, x in params.items()}
-            key, value = (jnp.where(real[..., None], x, 0) for x in (key, value))
-        kernels = [params.get("shared", params.get(name)) for name in ("key", "value")]
-        key, value = (self._project(x, w, real, call.precision) for x, w in zip((key, value), kernels, strict=True))
-        slots = self._slots(real, key.shape[1])
-        slots = jnp.moveaxis(slots, 1, 2)[:, :, None]  # [batch or 1, heads or 1, 1, slots]
-        slot_call = dataclasses.replace(call, query=call.query.astype(dtype), key=key, value=value, mask=slots)
-        return Full(implementation=self.implementation).attend(slot_call, {})
-
-    def _refuse(self, call: Call) -> None:
         kv_len = call.lengths[1]
         if kv_len > self.max_len:
             raise ValueError(f"Linformer(max_len={self.max_len}) takes at most that many keys, got {kv_len}")
-        if call.mask is not None and call.mask.shape[2] != 1:
-            raise NotImplementedError(
-                f"Linformer cannot honour a mask with query dimension {call.mask.shape[2]} (only 1, a padding mask, "
-                f"works): {NO_PAIRS}"
-            )
+        real, key, value = slots.without_padding("Linformer", call)
+        self.check_params(params, call)
+        params = slots.for_heads(params, key.shape[2]) if real.shape[2] > 1 else params
+        kernels = [params.get("shared", params.get(name)) for name in ("key", "value")]
+        key, value = (self._project(x, w, real, call.precision) for x, w in zip((key, value), kernels, strict=True))
+        mask = slots.as_mask(self._slots(real, key.shape[1]))
+        query = call.query.astype(key.dtype)
+        slot_call = dataclasses.replace(call, query=query, key=key, value=value, mask=mask)
+        return Full(implementation=self.implementation).attend(slot_call, {})
 
     def _project(self, x: Array, kernel: Array | None, real: Array, precision: Any) -> Array:
         """`[batch, kv_len, heads, head_dim]` -> `[batch, slots, heads, head_dim]`."""
-        if self.projection == "learned":
-            assert kernel is not None
-            kernel = kernel[:, :, : x.shape[1]].astype(x.dtype)
-            if kernel.shape[0] == 1:
-                return jnp.einsum("bshd,rs->brhd", x, kernel[0], precision=precision)
-            return jnp.einsum("bshd,hrs->brhd", x, kernel, precision=precision)
-        windows = self._windows(x)  # [batch, slots, window, heads, head_dim]
         if self.projection == "mean":
-            count = self._windows(real).sum(2)[..., None]
-            return windows.sum(2) / jnp.maximum(count, 1).astype(windows.dtype)
+            count = slots.windows(real, self.window).sum(2)[..., None]
+            return slots.windows(x, self.window).sum(2) / jnp.maximum(count, 1).astype(x.dtype)
         assert kernel is not None
-        kernel = kernel.astype(x.dtype)
+        if self.projection == "conv":
+            return slots.convolve(x, kernel, precision)
+        kernel = kernel[:, :, : x.shape[1]].astype(x.dtype)
         if kernel.shape[0] == 1:
-            return jnp.einsum("bnwhd,wde->bnhe", windows, kernel[0], precision=precision)
-        return jnp.einsum("bnwhd,hwde->bnhe", windows, kernel, precision=precision)
+            return jnp.einsum("bshd,rs->brhd", x, kernel[0], precision=precision)
+        return jnp.einsum("bshd,hrs->brhd", x, kernel, precision=precision)
 
-    def _windows(self, x: Array) -> Array:
-        """Cuts axis 1 into pooling windows, padding the last."""
-        length = x.shape[1]
-        slots = ceil_div(length, self.window)
-        padded = jnp.pad(x, [(0, 0), (0, slots * self.window - length)] + [(0, 0)] * (x.ndim - 2))
-        return padded.reshape(x.shape[0], slots, self.window, *x.shape[2:])
-
-    def _slots(self, real: Array, slots: int) -> Array:
+    def _slots(self, real: Array, num_slots: int) -> Array:
         """Which slots hold a real token, bool `[batch or 1, slots, heads or 1]`."""
         if self.projection == "learned":
-            return jnp.broadcast_to(real.any(1, keepdims=True), (real.shape[0], slots, real.shape[2]))
-        return self._windows(real).any(2)
+            return jnp.broadcast_to(real.any(1, keepdims=True), (real.shape[0], num_slots, real.shape[2]))
+        return slots.windows(real, self.window).any(2)
 
     def cost(self, shape: Shape) -> Cost:
         if shape.kv_len > self.max_len:
             raise ValueError(f"Linformer(max_len={self.max_len}) takes at most that many keys, got {shape.kv_len}")
-        slots, products, depths = self.rank, 0, (shape.head_dim, shape.value_depth)
+        num_slots, products, depths = self.rank, 0, (shape.head_dim, shape.value_depth)
         if self.projection == "learned":
             products = shape.kv_len * self.rank * sum(depths)
         else:
-            slots = ceil_div(shape.kv_len, self.window)
+            num_slots = ceil_div(shape.kv_len, self.window)
             if self.projection == "conv":
-                products = slots * self.window * sum(depth**2 for depth in depths)
+                products = num_slots * self.window * sum(depth**2 for depth in depths)
         flops = 2 * shape.batch * shape.kv_heads * products
-        inner = Full(implementation=self.implementation).cost(dataclasses.replace(shape, kv_len=slots))
+        inner = Full(implementation=self.implementation).cost(dataclasses.replace(shape, kv_len=num_slots))
         params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
         return call_cost(shape, flops + inner.flops, params)

@@ -75,6 +75,13 @@ class PatternAttention(Attention):
         """FLOPs of the matrix products of `listed_tiles`."""
         return 0
 
+    def knows_offset(self, q_len: int, kv_len: int) -> bool:
+        """Whether the first query of a plain call stands at 0, or it does not matter where.
+
+        Fewer queries than keys are those of decoding, at an offset that is known at run time.
+        """
+        return q_len == kv_len or not (self.POSITIONAL or self.causal or self.position is not None)
+
     def num_positions(self, kv_len: int) -> int | None:
         """How many positions, from 0, the pattern has for queries; None where there is no end."""
         return None
@@ -213,8 +220,7 @@ class PatternAttention(Attention):
         elif implementation == "reference":
             flops = dense_flops(q_len, kv_len, *depths, relative)
         else:
-            # Fewer queries than keys are those of decoding, at an offset that is known at run time.
-            known = q_len == kv_len or not (self.POSITIONAL or self.causal or self.position is not None)
+            known = self.knows_offset(q_len, kv_len)
             sizes = q_len, kv_len, shape.num_heads
             plan = (
                 self._tiles(Full(), *sizes, None)
@@ -234,7 +240,8 @@ class PatternAttention(Attention):
         sizes = shape.q_len, shape.kv_len, shape.num_heads
 
         def plan(query: Array, key: Array) -> TilePlan | None:
-            listed = self.listed_tiles(normalize(query, key, key, Options()))
+            offset = None if self.knows_offset(shape.q_len, shape.kv_len) else jnp.zeros((), jnp.int32)
+            listed = self.listed_tiles(normalize(query, key, key, Options(query_offset=offset)))
             return None if listed is None else jax.tree.map(lambda x: x[0], listed).plan(*sizes)
 
         return jax.eval_shape(plan, query, key)

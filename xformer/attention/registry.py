@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from xformer.attention.bigbird import BigBird
+from xformer.attention.compressed import Compressed
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers
 from xformer.attention.linformer import Linformer
+from xformer.attention.nystrom import Nystrom
 from xformer.attention.position import POSITIONS, Position
+from xformer.attention.synthesizer import Synthesizer
+from xformer.attention.topk_blocks import TopKBlocks
 from xformer.attention.window import Window
 from xformer.checks import did_you_mean
 from xformer.lookup import Table
@@ -22,6 +26,10 @@ ATTENTIONS: Table[type[Attention]] = Table(
         "window": Window,
         "bigbird": BigBird,
         "linformer": Linformer,
+        "nystrom": Nystrom,
+        "compressed": Compressed,
+        "synthesizer": Synthesizer,
+        "topk_blocks": TopKBlocks,
     },
     kind=Attention,
 )
