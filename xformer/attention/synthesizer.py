@@ -176,14 +176,14 @@ class Synthesizer(PatternAttention):
             x = jnp.pad(x, fill).reshape(*x.shape[:axis], num_chunks, size, *x.shape[axis + 1 :])
             return jnp.moveaxis(x, axis, 0)
 
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, axis in (("query", 1), ("mask", 2), ("bias", 2), ("q_segments", 1)):
             x = getattr(call, name)
             if x is not None and x.shape[axis] > 1:
                 arrays[name] = cut(x, axis)
         attend = super()._attend
 
-        def one(operands: tuple[Array, dict[str, Array]]) -> tuple[Array, Array | None]:
+        def one(operands: tuple[Array, dict[str, Any]]) -> tuple[Array, Array | None]:
             index, arrays = operands
             rng = None if call.dropout_rng is None else jax.random.fold_in(call.dropout_rng, index)
             part = dataclasses.replace(call, query_offset=offset + index * size, dropout_rng=rng, **arrays)
