@@ -72,6 +72,7 @@ class Case:
     normalized: bool = True  # the output is a mean of values, whatever the size of the scores
     masks: bool = True  # with pairs, takes masks and segments that differ by query
     keys: bool = True  # scores come from keys
+    smooth: bool = True  # a small step of a query or key moves the output little: no choice, no kink
     deep_values: bool = True  # takes values of another depth than keys
     local: bool = True  # depends on positions even without a position term
     appendable: bool = True  # appended padding changes nothing; causal, it never does
@@ -96,7 +97,15 @@ def nystrom(name, **fields):
 
 def synthesizer(kind):
     op = Synthesizer(kind, max_len=64, rank=3)
-    return Case(f"synthesizer-{kind}", op, references.synthesizer, NO_POSITION, keys=False, max_len=64)
+    return Case(
+        f"synthesizer-{kind}",
+        op,
+        references.synthesizer,
+        NO_POSITION,
+        keys=False,
+        smooth="dense" not in kind,
+        max_len=64,
+    )
 
 
 CASES = (
@@ -122,9 +131,10 @@ CASES = (
     Case("compressed", Compressed(stride=3), references.compressed, NO_POSITION, pairs=False, segments=False,
          local=False),
     *(synthesizer(kind) for kind in ("dense", "random", "factorized_dense", "factorized_random")),
-    Case("topk_blocks", TopKBlocks(block_size=8, num_blocks=3), references.topk_blocks, SOME_POSITIONS, masks=False),
+    Case("topk_blocks", TopKBlocks(block_size=8, num_blocks=3), references.topk_blocks, SOME_POSITIONS, masks=False,
+         smooth=False),
     Case("topk_blocks-block", TopKBlocks(block_size=8, num_blocks=2, gate="block"), references.topk_blocks,
-         causal=False, masks=False),
+         causal=False, masks=False, smooth=False),
 )  # fmt: skip
 
 

@@ -527,19 +527,18 @@ def synthesizer(op, params, query, key, value, *, offset=0, scale=None, **option
     (*batch, q_len, heads, _), (kv_len, kv_heads) = query.shape, key.shape[-3:-1]
     x = np.concatenate([np.where(query.real > 0, query, 0), np.ones((*batch, q_len, heads, 1))], -1)
     scores = np.zeros((*batch, q_len, heads, kv_len), np.result_type(query, *params.values()))
-    width = -(-op.max_len // op.rank)
-    for i, head, j in itertools.product(range(q_len), range(heads), range(kv_len)):
-        kv_head, place = head // (heads // kv_heads), offset + i
+    width, places, keys = -(-op.max_len // op.rank), offset + np.arange(q_len), np.arange(kv_len)
+    for head in range(heads):
+        kv_head, own = head // (heads // kv_heads), x[..., head, :]
         if op.kind == "dense":
-            score = x[..., i, head, :] @ params["key"][kv_head, j]
+            score = own @ params["key"][kv_head, keys].T
         elif op.kind == "random":
-            score = params["scores"][head, place, j]
+            score = params["scores"][head][places][:, keys]
         elif op.kind == "factorized_random":
-            score = params["query"][head, place] @ params["key"][kv_head, j]
+            score = params["query"][head, places] @ params["key"][kv_head, keys].T
         else:
-            first, second = params["first"][head, :, j // width], params["second"][head, :, j % width]
-            score = (x[..., i, head, :] @ first) * (x[..., i, head, :] @ second)
-        scores[..., i, head, j] = score
+            score = (own @ params["first"][head][:, keys // width]) * (own @ params["second"][head][:, keys % width])
+        scores[..., head, :] = score
     one_hot = np.broadcast_to(np.eye(kv_len)[:, None], (*batch, kv_len, heads, kv_len))
     value = np.repeat(wide(value), heads // kv_heads, axis=-2)
     visible = full_pattern(offset + np.arange(q_len), np.arange(kv_len), op.causal)

@@ -122,12 +122,12 @@ def test_gradient_meets_the_same_mask_as_the_output(row):
     run = lambda call: forward_and_gradients(row.op, params, as_jax(call) | {"dropout_rng": KEY}, cotangent, options)
     _, _, gradients = run(call)
     rng = np.random.default_rng(3)
-    for name in ("query", "key", "value"):
+    for name in ("query", "key", "value") if row.case.smooth else ("value",):
         direction, step = rng.normal(size=call[name].shape).astype(np.float32), 1e-2
         ahead, behind = (run(call | {name: call[name] + sign * step * direction})[0] for sign in (1, -1))
         want = np.vdot(cotangent, (np.asarray(ahead, np.float64) - np.asarray(behind, np.float64)) / (2 * step))
         got = np.vdot(np.asarray(gradients[name], np.float64), direction)
-        assert abs(got - want) < 2e-3 * np.linalg.norm(gradients[name]), name
+        assert abs(got - want) <= 2e-3 * np.linalg.norm(gradients[name]), name
 
 
 @rows(where=lambda case: case.name in ("full", "bigbird"))

@@ -176,7 +176,7 @@ class Synthesizer(PatternAttention):
             x = jnp.pad(x, fill).reshape(*x.shape[:axis], num_chunks, size, *x.shape[axis + 1 :])
             return jnp.moveaxis(x, axis, 0)
 
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, axis in (("query", 1), ("mask", 2), ("bias", 2), ("q_segments", 1)):
             x = getattr(call, name)
             if x is not None and x.shape[axis] > 1:
