@@ -1,16 +1,20 @@
-"""Multi-query associative recall: 8 key-value pairs among 128 tokens; each key comes again, and its value is asked.
+"""Multi-query associative recall: 4 key-value pairs among 64 tokens; each key comes again, and its value is asked.
 
   python -m experiments.run --config=configs/recall.py:full --workdir=runs/recall_full
 
-128 symbols, so that it runs on a CPU; no setting has been found yet that learns it there. At 64 tokens and 4 pairs
-(recall_64_small, one seed) full attention had 25.6 % of the test set after these 600 steps and 26.4 % after 2,500 at a
-learning rate of 1e-3, Shaw's positions 25.6 % after 600: they tell the four values of an example from other symbols
-(one of four is 25 %), and not which belongs to the key.
+64 symbols, so that it runs on a CPU. Attention is causal, as published: a bidirectional model learned far more slowly
+here, and long stayed where it knows the values of an example and not which belongs to a key (one of four is 25 %).
+Linformer, and whatever else cannot be causal, is bidirectional.
+
+Measured, one seed each, full attention, test accuracy: 100 % after these 1,500 steps of 16 (validation 26 % after 250,
+40 % after 500, 100 % after 750), and 100 % after 500 steps of 64. At 128 tokens and 8 pairs
+(--config.task.preset=recall_128_small) the same 1,500 steps of 16 end at 13.3 %, where one of eight is 12.5 %: accuracy
+jumps late, and there it has not been seen to. A plain script on the same data (no MLP) got there after 800 steps of 16
+with learned positions, and after 200 of 32 with rotary ones.
 
 The four settings of Arora et al. 2024, figure 2 (8,192 symbols, 100,000 examples): --config.task.preset=recall_64 (4
 pairs), recall_128 (8), recall_256 (16) and recall_512 (64). Longer ones, which were not published: recall_1k, recall_2k
-and recall_4k (256 pairs). Theirs has no MLP and a causal decoder; this is the bidirectional encoder of a token
-classifier. The argument is an attention variant, as in configs/listops.py.
+and recall_4k (256 pairs). Theirs has no MLP. The argument is an attention variant, as in configs/listops.py.
 Smoke size: --config.train.num_steps=10 --config.task.preset=recall_64_small --config.task.num_train=200
 --config.task.num_validation=50 --config.task.num_test=50.
 """
@@ -22,20 +26,34 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from xformer import presets
+from xformer.attention import ATTENTIONS
 
 
 def attention(variant: str) -> dict[str, Any]:
-    """The attention section of a variant."""
-    return presets.attention(variant, bigbird={"num_random_blocks": 1}, linformer={"projection": "conv"})
+    """The attention section of a variant: causal, unless its op refuses that."""
+    section = presets.attention(variant, bigbird={"num_random_blocks": 1}, linformer={"projection": "conv"})
+    if section["name"] in ATTENTIONS:
+        try:
+            ATTENTIONS[section["name"]](causal=True)
+        except NotImplementedError:
+            return section
+    return section | {"causal": True}
 
 
-def get_config(arg: str = "full") -> ConfigDict:
+def get_config(arg: str = "full", preset: str = "recall_64_small") -> ConfigDict:
     """The experiment of one attention variant."""
     return presets.experiment(
         f"recall_{arg}",
         attention=attention(arg),
-        task={"name": "recall", "preset": "recall_128_small", "num_validation": 500, "num_test": 1_000},
-        model={"name": "token_classifier", "num_layers": 2, "width": 64, "num_heads": 1, "mlp_dim": 128},
+        task={"name": "recall", "preset": preset, "num_validation": 500, "num_test": 1_000},
+        model={
+            "name": "token_classifier",
+            "num_layers": 2,
+            "width": 64,
+            "num_heads": 1,
+            "mlp_dim": 64,
+            "position_embedding": "learned",
+        },
         optimizer={"learning_rate": 3e-3, "warmup_steps": 50},
-        train={"num_steps": 600, "batch_size": 32, "eval_every": 200, "checkpoint_every": 200, "log_every": 25},
+        train={"num_steps": 1_500, "batch_size": 16, "eval_every": 250, "checkpoint_every": 500, "log_every": 50},
     )

@@ -1,5 +1,6 @@
 """What a report says and draws: only what was measured, readable by everybody, written whole or not at all."""
 
+import io
 import itertools
 import json
 import math
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import report_fake
 from matplotlib.colors import to_rgb
+from PIL import Image
 
 from xformer import report
 from xformer.report import claims, costs, quality, results, speed, style, summary, tables
@@ -289,8 +291,11 @@ def test_pictures_and_tables_fit_a_phone(tmp_path, figures):
 
 def test_a_kill_while_writing_leaves_whole_files_and_the_next_report_completes(tmp_path, monkeypatch):
     work = report_fake.make(tmp_path / "work", seeds=(0,), variants=("full", "bigbird"))
+    buffer = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(buffer, "PNG")
+    picture = buffer.getvalue()
     for module, name in ((quality, "curves"), (quality, "pareto"), (costs, "picture")):
-        monkeypatch.setattr(module, name, lambda *given: b"a picture")
+        monkeypatch.setattr(module, name, lambda *given: picture)
     replace = os.replace
     names = ["quality.png", "pareto.png", "costs.png", "results.jsonl", "comparison.json", "report.md", "report.html"]
     for kill_at in range(len(names)):
@@ -307,7 +312,7 @@ def test_a_kill_while_writing_leaves_whole_files_and_the_next_report_completes(t
         monkeypatch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             report.write(work)
-        new = {path.name for path in work.iterdir() if path.name in names and path.read_text() != "old"}
+        new = {path.name for path in work.iterdir() if path.name in names and path.read_bytes() != b"old"}
         assert new == set(names[:kill_at])
         monkeypatch.setattr(os, "replace", replace)
         report.write(work)

@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xformer.tasks import Recall
-from xformer.tasks.recall import PRESETS
+import xformer
+from xformer.tasks import Recall, recall
+from xformer.tasks.recall import PRESETS, Preset
 
 SIZES = {"num_train": 3_000, "num_validation": 40, "num_test": 40}
 
@@ -107,3 +108,21 @@ def test_logits_are_asked_for_at_the_labels_and_judged_there(tmp_path):
     found, expected = task.metrics(there, batch), task.metrics(everywhere, batch)
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+
+
+def test_the_config_learns_which_value_belongs_to_a_key(tmp_path, monkeypatch):
+    """Fewer symbols and tokens, in seconds; knowing the values alone is right in one label of two."""
+    monkeypatch.setattr(recall, "PRESETS", {**PRESETS, "recall_64_small": Preset(16, 2, 16, 2_000)})
+    overrides = {
+        "task.preset": "recall_64_small",
+        "task.num_validation": 100,
+        "task.num_test": 200,
+        "model.width": 32,
+        "train.batch_size": 64,
+        "train.num_steps": 250,
+        "train.eval_every": 250,
+        "train.checkpoint_every": 250,
+        "train.mesh": {"data": 1},
+    }
+    result = xformer.fit("recall", tmp_path / "run", overrides=overrides, data_dir=tmp_path / "data")
+    assert result["baseline"]["scores"]["test"]["accuracy"] == 0.5 and result["test"]["accuracy"] > 0.9
