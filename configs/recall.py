@@ -26,18 +26,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from xformer import presets
-from xformer.attention import ATTENTIONS
 
 
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant: causal, unless its op refuses that."""
-    section = presets.attention(variant, bigbird={"num_random_blocks": 1}, linformer={"projection": "conv"})
-    if section["name"] in ATTENTIONS:
-        try:
-            ATTENTIONS[section["name"]](causal=True)
-        except NotImplementedError:
-            return section
-    return section | {"causal": True}
+    return presets.causal(
+        presets.attention(variant, bigbird={"num_random_blocks": 1}, linformer={"projection": "conv"})
+    )
 
 
 def get_config(arg: str = "full", preset: str = "recall_64_small") -> ConfigDict:

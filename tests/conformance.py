@@ -178,7 +178,7 @@ def rows(*, positions=False, causal=(False,), implementations=(None,), where=lam
             met = list(itertools.product(implementations, flags))
             if term != "none" and case.name not in WHOLE:
                 turn += 1
-                met = met[turn % len(met) :][:1]
+                met = met[turn % len(met) :][:1] if met else []
             for implementation in implementations:
                 # No implementation given is "xla" on a CPU; shaw-far is Shaw's term with another distance.
                 group = groups.setdefault((_variant(case), term.partition("-")[0], implementation or "xla"), [])

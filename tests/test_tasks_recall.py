@@ -110,6 +110,7 @@ def test_logits_are_asked_for_at_the_labels_and_judged_there(tmp_path):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_the_config_learns_which_value_belongs_to_a_key(tmp_path, monkeypatch):
     """Fewer symbols and tokens, in seconds; knowing the values alone is right in one label of two."""
     monkeypatch.setattr(recall, "PRESETS", {**PRESETS, "recall_64_small": Preset(16, 2, 16, 2_000)})

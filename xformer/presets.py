@@ -44,6 +44,17 @@ def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
     return own | {"position": {"name": position, **overrides.get(position, {})}}
 
 
+def causal(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The attention section made causal; as it is where its op can't be, or is looked up when the run is built."""
+    if section["name"] not in ATTENTIONS:
+        return dict(section)
+    try:
+        ATTENTIONS[section["name"]](causal=True)
+    except NotImplementedError:
+        return dict(section)
+    return {**section, "causal": True}
+
+
 def _nearest_variant(variant: str) -> str:
     if "+" not in variant:
         return did_you_mean(variant, [*ATTENTIONS, *POSITIONS])

@@ -123,7 +123,8 @@ def claim(workdir: Path, config: ConfigDict) -> ConfigDict:
             raise WorkdirMismatch(f"{path} is empty or damaged; put it back as it was, or choose another workdir")
         if "variants" not in before:
             raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
-        given = joined(before, given)
+        if isinstance(before["variants"], dict):
+            given = joined(before, given)
         found = difference(before, given)
         changes = [f"{key}: {there} there, {now} now" for key, (there, now) in found.items()
                    if not _may_change(key, before)]  # fmt: skip
@@ -151,7 +152,7 @@ def _may_change(key: str, before: Mapping[str, Any]) -> bool:
     section, _, rest = key.partition(".")
     if section == "tasks" and rest.partition(".")[2].startswith("variants."):  # of one task
         section, rest = "variants", rest.partition(".")[2].removeprefix("variants.")
-    new = section == "variants" and rest.partition(".")[0] not in before["variants"]
+    new = section == "variants" and rest.partition(".")[0] not in results.mapping(before["variants"])
     if new or section in ("report", "baseline", "seeds"):
         return True
     return any(f".{rest}.".startswith(f".train.{name}.") for name in folders.MAY_CHANGE)
