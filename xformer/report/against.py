@@ -121,7 +121,8 @@ def _cells(one: Against, points: bool) -> tuple[str, ...]:
     cells = (one.row.variant, text, p, pairs, verdict)
     if not points:
         return cells
-    needed = inference.seeds_needed(difference.deviation, ONE_POINT) if difference.basis == "seeds" else None
+    varies = difference.basis == "seeds" and difference.deviation != 0  # where all pairs are alike nothing is known
+    needed = inference.seeds_needed(difference.deviation, ONE_POINT) if varies else None
     return (*cells, formatting.MISSING if needed is None else f"{needed:,}")
 
 

@@ -21,7 +21,7 @@ matplotlib = extras.Lazy("matplotlib")
 ticker = extras.Lazy("matplotlib.ticker")
 
 DPI = 160
-COLOURS = 48  # of a picture's file: enough for smooth text and lines, and a quarter of the bytes
+COLOURS = 256  # of a picture: with fewer, shades of one colour turn grey beside those of another
 WIDE, NARROW = 7.6, 3.9  # inches; the page shows pictures at about this size, narrow ones on a phone
 DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.4)), (0, (5, 1.4, 1.2, 1.4)))
 # matplotlib's name of each shape, and the character that shows it in text.
@@ -111,7 +111,7 @@ def figure(theme: Theme, height: float, pad: float = 0.04, **subplots: Any) -> I
 
 
 def png(fig: Figure) -> bytes:
-    """The figure as PNG of 48 colours, without the software and time that would make equal pictures differ."""
+    """The figure as PNG of 256 colours, without the software and time that would make equal pictures differ."""
     drawn, buffer = io.BytesIO(), io.BytesIO()
     fig.savefig(drawn, format="png", dpi=DPI)
     few = image.open(drawn).convert("RGB").quantize(COLOURS, dither=image.Dither.NONE)
