@@ -1,8 +1,10 @@
 """Eight simulated CPU devices and quick compilation for every test: the flags must be set before JAX starts."""
 
 import collections
+import itertools
 import os
 import zlib
+from pathlib import Path
 
 from xla_flags import xla_flags
 
@@ -12,12 +14,24 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
+TESTS = itertools.count()
+MOST_MAPS = 40_000  # memory maps of a process, of which Linux allows 65,530
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_compiled_programs():
-    """A process has 65,530 memory maps, a compiled program up to 100: the whole suite in one process would abort."""
+    """A compiled program takes up to 100 memory maps: the whole suite in one process would abort."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _forget_them_sooner():
+    """So would one file that compiles hundreds of programs; looked at after every tenth test."""
+    yield
+    maps = Path("/proc/self/maps")
+    if next(TESTS) % 10 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
 
 
 @pytest.hookimpl(tryfirst=True)
