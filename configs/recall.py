@@ -2,9 +2,9 @@
 
   python -m experiments.run --config=configs/recall.py:full --workdir=runs/recall_full
 
-64 symbols, so that it runs on a CPU. Attention is causal, as published: a bidirectional model learned far more slowly
-here, and long stayed where it knows the values of an example and not which belongs to a key (one of four is 25 %).
-Linformer, and whatever else cannot be causal, is bidirectional.
+64 symbols, so that it runs on a CPU. Attention is causal, as published; a bidirectional model ended at 25.6 % after 600
+steps of 32 and 26.4 % after 2,500 (one run each, an MLP of 128): it knows the values of an example, one of four being
+25 %, and not which belongs to a key. Linformer, and whatever else cannot be causal, is bidirectional.
 
 Measured, one seed each, full attention, test accuracy: 100 % after these 1,500 steps of 16 (validation 26 % after 250,
 40 % after 500, 100 % after 750), and 100 % after 500 steps of 64. At 128 tokens and 8 pairs
@@ -35,12 +35,12 @@ def attention(variant: str) -> dict[str, Any]:
     )
 
 
-def get_config(arg: str = "full", preset: str = "recall_64_small") -> ConfigDict:
+def get_config(arg: str = "full") -> ConfigDict:
     """The experiment of one attention variant."""
     return presets.experiment(
         f"recall_{arg}",
         attention=attention(arg),
-        task={"name": "recall", "preset": preset, "num_validation": 500, "num_test": 1_000},
+        task={"name": "recall", "preset": "recall_64_small", "num_validation": 500, "num_test": 1_000},
         model={
             "name": "token_classifier",
             "num_layers": 2,

@@ -241,6 +241,15 @@ def test_variants_are_compared_on_several_tasks(run, errors, tmp_path):
     assert code == cli.WRONG_ARGUMENTS and "tasks.long.task.max_len: 48 there, 64 now" in err
 
 
+def test_variants_of_a_comparison_with_tasks_are_picked_and_added():
+    """Tasks say what a variant changes on them; what is not picked is left out there too."""
+    picked = configs.load_comparison("compare_lra", ["variants=full,performer"])
+    assert list(picked.variants) == ["full", "performer"]
+    for part in configs.comparison_parts(picked).values():
+        rates = {variant: run.model.get("attention_dropout_rate") for variant, _, run in configs.comparison_runs(part)}
+        assert list(rates) == ["full", "performer"] and not rates["performer"], "it has no weights to drop"
+
+
 @pytest.mark.usefixtures("errors")
 def test_variants_and_seeds_are_added_to_a_finished_comparison(run, tmp_path):
     runs = lambda: {path.name for path in folders(tmp_path).iterdir()}

@@ -159,7 +159,9 @@ def test_one_seed_is_paired_over_its_test_examples_and_says_so(tmp_path):
     page.write(tmp_path)
     entry = json.loads((tmp_path / "comparison.json").read_text())["variants"]["window"]
     assert entry["verdict"] == "worse" and entry["paired_over"] == "500 test examples"
-    assert "not what another seed would" in (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "not what another seed would" in text and "window is worse in its one run" in text
+    assert "this run is worse" in text
 
 
 def test_the_baseline_is_the_named_one(tmp_path):

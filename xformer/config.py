@@ -209,22 +209,38 @@ def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     overrides = [re.sub(r"^seeds=\s*(\d+)\s*$", r"seeds=(\1,)", to_base(item)) for item in overrides]
     for item in [item for item in overrides if re.match(r"variants=\s*[^\s{]", item)]:
         overrides.remove(item)
-        config["variants"] = _picked(config.get("variants"), item.partition("=")[2])
+        config = _picked(config, item.partition("=")[2])
     for item in overrides:
         _check_is_read(config, item)
     return check_comparison(override(config, overrides))
 
 
-def _picked(there: Any, names: str) -> dict[str, Any]:
-    """The variants of these names, separated by commas: those of the file, others from the table of variants."""
-    known = schema.as_mapping("variants", there)
+def _picked(config: Mapping[str, Any], names: str) -> dict[str, Any]:
+    """A comparison with the variants of these names, separated by commas: those of the file, or of the table."""
+    known = schema.as_mapping("variants", config.get("variants"))
     picked: dict[str, Any] = {}
     for name in filter(None, map(str.strip, names.split(","))):
         try:
-            picked[name] = known[name] if name in known else {"attention": presets.attention(name)}
+            picked[name] = known[name] if name in known else _of_table(name, config)
         except ArgumentError as error:
             raise ConfigError(f"variants: got {name!r}; has {', '.join(known)}, and {error}") from None
-    return picked
+    tasks = dict(schema.as_mapping("tasks", config.get("tasks") or {}))
+    for task, changes in tasks.items():
+        if isinstance(changes, Mapping) and isinstance(own := changes.get("variants"), Mapping):
+            tasks[task] = {**changes, "variants": {name: own[name] for name in own if name in picked}}
+    return {**config, "variants": picked, **({"tasks": tasks} if tasks else {})}
+
+
+def _of_table(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a variant of the table changes: attention, and, if it has none, the dropout of weights that others have."""
+    section = presets.attention(name)
+    parts = [config.get("base"), *dict(config.get("tasks") or {}).values()]
+    models = [part.get("model") for part in parts if isinstance(part, Mapping)]
+    dropped = any(isinstance(model, Mapping) and model.get("attention_dropout_rate") for model in models)
+    changes: dict[str, Any] = {"attention": section}
+    if dropped and not presets.drops_weights(section):
+        changes["model"] = {"attention_dropout_rate": 0.0}
+    return changes
 
 
 def _check_is_read(config: Mapping[str, Any], item: str) -> None:

@@ -55,6 +55,12 @@ def causal(section: Mapping[str, Any]) -> dict[str, Any]:
     return {**section, "causal": True}
 
 
+def drops_weights(section: Mapping[str, Any]) -> bool:
+    """Whether the op of an attention section, if it is in the table, has weights that dropout can act on."""
+    op = None if is_dotted(section["name"]) else ATTENTIONS.get(section["name"])
+    return op is None or "dropout_rate" not in op.REFUSES
+
+
 def _nearest_variant(variant: str) -> str:
     if "+" not in variant:
         return did_you_mean(variant, [*ATTENTIONS, *POSITIONS])
@@ -95,8 +101,7 @@ def experiment(
     """
     optimizer = {"name": "adamw", "schedule": "cosine", "weight_decay": 0.01, "clip_norm": 1.0, **optimizer}
     train = {"parallel": "jit", "mesh": {"data": -1}, "dtype": "float32", "stop_at_step": None, **train}
-    op = None if is_dotted(attention["name"]) else ATTENTIONS.get(attention["name"])
-    if op is not None and "dropout_rate" in op.REFUSES and "attention_dropout_rate" in model:
+    if "attention_dropout_rate" in model and not drops_weights(attention):
         model = {**model, "attention_dropout_rate": 0.0}
     sections = {"attention": attention, "model": model, "task": task, "optimizer": optimizer, "train": train}
     whole = {"name": name, "seed": 0, **{key: dict(value) for key, value in sections.items()}}

@@ -38,8 +38,8 @@ class Sparse(UnionAttention):
     Attributes:
       stride: l of the paper, near the square root of the length.
       kind: "strided", for data with a period, as images are; "fixed", for text.
-      summary: c of the paper, keys of a block that all see; None: a 16th of `stride`, as the paper's 8 of 128. Read by
-        "fixed" only.
+      summary: c of the paper, keys of a block that all see, for "fixed" only; None: a 16th of `stride`, as the paper's
+        8 of 128.
       heads: "merged": every head has both patterns (section 4.2, equation 6's union); "split": heads 0, 2, ... have the
         first and heads 1, 3, ... the second.
     """
@@ -57,9 +57,10 @@ class Sparse(UnionAttention):
         for name, choices in (("kind", get_args(Kind)), ("heads", get_args(Heads))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"Sparse.{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.summary is not None and self.kind == "strided":
+            raise ValueError(f'Sparse.summary must be None where kind is "strided", got {self.summary!r}')
         if self.summary is not None:
-            at_most = self.stride if self.kind == "fixed" else None
-            check_integer("Sparse.summary", self.summary, at_most=at_most)
+            check_integer("Sparse.summary", self.summary, at_most=self.stride)
 
     @classmethod
     def for_length(cls, num_positions: int, **overrides: Any) -> Self:

@@ -64,6 +64,8 @@ def command(argv: Sequence[str]) -> None:
     workdir = parser.workdir(args)
     if args.data_dir is not None:
         parser.folder("--data_dir", args.data_dir)
+    if args.report_only and args.dry_run:
+        raise ConfigError("--dry_run: got --report_only too; takes one of them, neither trains")
     if args.report_only and not (workdir / "config.json").is_file():
         raise ConfigError(f"--workdir: {workdir} holds no comparison to report on (no config.json)")
     extras.check("report")  # now, not when everything is trained

@@ -85,6 +85,7 @@ def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[tasks.Size
 
 
 def preprocessing(experiment: Experiment, data_dir: str | None) -> tasks.Preprocessing | None:
+    """What the prepared data decided, such as its vocabulary; None where it is not prepared."""
     try:
         return experiment.task.open(data_dir).preprocess
     except tasks.DataMissing:

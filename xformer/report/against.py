@@ -28,7 +28,8 @@ class Against:
       difference: its metric minus the baseline's, over the seeds or the test examples that both have.
       p_adjusted: the p-value, corrected for the number of variants (Holm); NaN where nothing can be said.
       excluded: why the variant is in no statement about the cheapest one; empty where it is not left out.
-      verdict: "better", "worse", "tie" where these runs can't tell, or "" where there are fewer than MIN_SEEDS pairs.
+      verdict: "better", "worse", "tie" where these runs can't tell, or "" where there are two seeds. Of one seed it is
+        that of its run, not of the variant.
     """
 
     row: Row
@@ -116,6 +117,8 @@ def _cells(one: Against, points: bool) -> tuple[str, ...]:
     unit = "test example" if difference.basis == "test examples" else "seed"
     pairs = f"{difference.count:,} {unit}{'' if difference.count == 1 else 's'}"
     verdict = {"tie": "can't be told apart", "": formatting.MISSING}.get(one.verdict, one.verdict)
+    if difference.basis == "test examples" and one.verdict in ("better", "worse"):
+        verdict = f"this run is {verdict}"
     if one.row.chance_seeds:
         verdict += " [at chance]"
     cells = (one.row.variant, text, p, pairs, verdict)
@@ -131,8 +134,10 @@ def note(comparison: Comparison, found: Sequence[Against]) -> str:
     by_verdict: dict[str, list[str]] = {}
     for one in found:
         by_verdict.setdefault(one.verdict, []).append(one.row.variant)
+    bases = {one.difference.basis for one in found if one.verdict}
+    alone = " in its one run" if bases == {"test examples"} else ""
     parts = [
-        f"{formatting.listed(by_verdict[verdict])} {'is' if len(by_verdict[verdict]) == 1 else 'are'} {words}"
+        f"{formatting.listed(by_verdict[verdict])} {'is' if len(by_verdict[verdict]) == 1 else 'are'} {words}{alone}"
         for verdict, words in (
             ("better", "better"),
             ("worse", "worse"),
@@ -140,7 +145,6 @@ def note(comparison: Comparison, found: Sequence[Against]) -> str:
         )
         if verdict in by_verdict
     ]
-    bases = {one.difference.basis for one in found if one.verdict}
     how = {
         "seeds": "Differences are paired over the seeds that both have (Student's t), p-values of all variants "
         "corrected together (Holm). All seeds share one test set.",

@@ -120,7 +120,7 @@ def png(fig: Figure) -> bytes:
 
 
 def webp(png: bytes) -> bytes:
-    """The same picture, pixel by pixel, in a file of two thirds of the size, which browsers show and papers do not."""
+    """The same picture, pixel by pixel, in a smaller file, which browsers show and papers do not."""
     buffer = io.BytesIO()
     image.open(io.BytesIO(png)).convert("RGB").save(buffer, "WEBP", lossless=True)
     return buffer.getvalue()

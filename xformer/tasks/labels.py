@@ -84,9 +84,9 @@ class OneClass(Labels):
         label = clean_label(place, what, value)
         file = place.rpartition(" line ")[0]
         if self._kinds.setdefault((file, label), type(value)) is not type(value):
-            kind = "string" if isinstance(value, str) else "number"
+            kind, other = ("string", "number") if isinstance(value, str) else ("number", "string")
             raise ValueError(
-                f"documents: {place}: {what} is the {kind} {label:.40}, which stands before as the other; a class is "
+                f"documents: {place}: {what} is the {kind} {label:.40}, and in an earlier line the {other}; a class is "
                 "one or the other in all of a file"
             )
         return label
