@@ -36,6 +36,7 @@ def test_the_past_does_not_see_a_changed_future(row):
         np.testing.assert_array_equal(before[:, :17], after[:, :17])
 
 
+@pytest.mark.sampled(7)
 @rows(causal=(True,), where=lambda case: case.causal)
 def test_the_flag_equals_the_field(row):
     call = inputs() | {"mask": conformance.padding([LENGTH, 25], LENGTH)}
@@ -45,6 +46,7 @@ def test_the_flag_equals_the_field(row):
     np.testing.assert_array_equal(by_flag, forward(row.op, params, as_jax(call), (("is_causal", True),)))
 
 
+@pytest.mark.sampled(6)
 @rows(causal=(False,), where=lambda case: case.causal and case.pairs and case.masks)
 def test_a_causal_mask_only_cuts(row):
     """Dense causal mask: the bidirectional pattern and nothing after the query."""
@@ -103,6 +105,7 @@ def test_an_offset_of_each_example(row):
     close(forward(row.op, params, as_jax(call | {"query_offset": offsets})), expected(row, params, call, offsets))
 
 
+@pytest.mark.sampled(12)
 @rows(where=lambda case: case.causal, implementations=BOTH)
 def test_a_static_offset(row):
     call = inputs(q_len=6, kv_len=LENGTH, seed=3)
@@ -110,6 +113,7 @@ def test_a_static_offset(row):
     close(forward(row.op, params, as_jax(call), (("query_offset", 31),)), expected(row, params, call, 31))
 
 
+@pytest.mark.sampled(5)
 @rows(where=lambda case: case.pairs)
 def test_offset_with_every_other_argument_and_gradients(row):
     rng = np.random.default_rng(4)
@@ -123,6 +127,7 @@ def test_offset_with_every_other_argument_and_gradients(row):
     conformance.check_gradients(row, params, call, cotangent, gradients, offset=20)
 
 
+@pytest.mark.sampled(25)
 @rows(positions=True, causal=(False, True), where=lambda case: case.causal)
 def test_unknown_position_is_refused(row):
     """q_len != kv_len without an offset: ValueError where positions matter, and only there."""
@@ -142,6 +147,7 @@ def test_causal_flag_on_a_call_counts_too():
         op(**as_jax(inputs(q_len=5, kv_len=9)), is_causal=True)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", [case for case in conformance.CASES if case.causal], ids=lambda case: case.name)
 def test_causal_without_and_with_masks_combine(case):
     """Causal alone, with padding, with segments, with both."""

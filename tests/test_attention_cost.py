@@ -140,6 +140,7 @@ def test_sparse_costs_grow_with_the_length_and_full_with_its_square():
         assert low <= long / short <= high, op
 
 
+@pytest.mark.sampled(24)
 @rows(positions=True)
 def test_one_trace_a_shape(row):
     """Equal ops made anew, and other contents, share one trace; so do pickled fields."""
@@ -159,6 +160,7 @@ def test_one_trace_a_shape(row):
     assert len(traces) == 2
 
 
+@pytest.mark.sampled(5)
 @rows(where=lambda case: case.pairs)
 def test_no_state_in_the_op(row):
     """Fault 8: a short batch between two equal long ones; and the op is unchanged by calls."""

@@ -81,6 +81,7 @@ def test_broadcast_shares_the_mask_between_examples(row):
     assert np.abs(own[0] - own[1]).max() > 0.05
 
 
+@pytest.mark.sampled(5)
 @rows(where=conformance.one_of_each)
 def test_off_when_deterministic_or_at_rate_zero(row):
     call = inputs()

@@ -44,7 +44,7 @@ def check_narrow(row, dtype):
     conformance.check_gradients(row, params, rounded, cotangent, gradients, 2 * TOLERANCES[dtype])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @rows(positions=True, implementations=("xla",))
 def test_bfloat16_under_every_position(row):
     check_narrow(row, "bfloat16")
@@ -56,11 +56,13 @@ def test_float16_with_a_padding_mask(row):
     check_narrow(row, "float16")
 
 
+@pytest.mark.sampled(5)
 @rows(implementations=("reference",), where=one_of_each)
 def test_bfloat16_of_the_reference_implementation(row):
     check_narrow(row, "bfloat16")
 
 
+@pytest.mark.sampled(9)
 @rows(implementations=BOTH, where=lambda case: case.normalized and one_of_each(case))
 def test_large_float16_scores_do_not_overflow(row):
     """q . k of 90,000 is above float16's largest number but not above what softmax in float32 can take."""
@@ -74,6 +76,7 @@ def test_large_float16_scores_do_not_overflow(row):
     assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in gradients.values())
 
 
+@pytest.mark.sampled(6)
 @rows(where=one_of_each)
 def test_dtype_casts_the_inputs_and_is_the_output_dtype(row):
     call = as_jax(inputs())
@@ -87,6 +90,7 @@ def test_dtype_casts_the_inputs_and_is_the_output_dtype(row):
     close(up, expected(row, params, as_float32(narrow(call, "bfloat16"))))
 
 
+@pytest.mark.sampled(5)
 @rows(where=one_of_each)
 def test_precision_is_taken(row):
     call = as_jax(inputs())
@@ -95,6 +99,7 @@ def test_precision_is_taken(row):
     close(out, expected(row, params, call))
 
 
+@pytest.mark.sampled(5)
 @rows(where=lambda case: case.pairs)
 def test_additive_masks_of_the_dtypes_lowest_number(row):
     """A bias of finfo.min (what Flax and others add for padding) hides the key and gives no NaN, also for every key."""

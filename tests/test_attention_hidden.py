@@ -24,6 +24,7 @@ HIDING = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("implementation", BOTH)
 @pytest.mark.parametrize("name", HIDING)
 def test_what_is_hidden_moves_no_output_and_no_gradient(name, implementation):
@@ -61,6 +62,7 @@ def test_the_case_of_the_issue():
     np.testing.assert_array_equal(Full()(q, q, v.at[:, 4:].set(jnp.nan), mask=mask), want)
 
 
+@pytest.mark.sampled(10)
 @rows(where=one_of_each, implementations=BOTH)
 def test_nan_behind_a_padding_mask(row):
     """In every variant, Linformer too; and a NaN in the output's gradient of one example leaves the others alone."""

@@ -36,6 +36,7 @@ def test_padding_mask_of_any_dtype(row, dtype):
     )
 
 
+@pytest.mark.sampled(12)
 @rows(where=one_of_each)
 @pytest.mark.parametrize("shape", [(LENGTH,), (1, HEADS, 1, LENGTH)], ids=str)
 def test_padding_mask_broadcasts(row, shape):
@@ -45,6 +46,7 @@ def test_padding_mask_broadcasts(row, shape):
     close(forward(row.op, params, as_jax(call)), expected(row, params, call))
 
 
+@pytest.mark.sampled(14)
 @rows(where=lambda case: case.pairs and case.masks)
 @pytest.mark.parametrize(
     "shape",

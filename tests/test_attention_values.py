@@ -23,6 +23,8 @@ from conformance import (
 )
 from hypothesis import strategies as st
 
+from xformer.nn.params import has_params
+
 LENGTHS = (1, 2, 3, 63, 64, 65, 127, 130, 200, 640)
 
 
@@ -41,11 +43,13 @@ def test_equals_the_reference_with_every_argument(row):
     check(row, conformance.everything(row))
 
 
+@pytest.mark.sampled(14)
 @rows(causal=(False, True), where=one_of_each)
 def test_equals_the_reference_with_no_argument(row):
     check(row, inputs(seed=1))
 
 
+@pytest.mark.sampled(24)
 @rows(implementations=("xla",), where=lambda case: case.pairs)
 @sampled("length", LENGTHS, keep=(1, 64, 65, 200))
 def test_any_length(row, length):
@@ -65,6 +69,7 @@ def test_the_best_implementation_at_short_and_long_lengths(row, length):
     close(forward(row.op, params, as_jax(call)), expected(row, params, call))
 
 
+@pytest.mark.sampled(12)
 @rows(where=lambda case: not case.pairs and getattr(case.op, "sharing", "none") == "none")
 @sampled("length", [1, 7, 8, 9, 48], keep=(1, 9, 48))
 def test_any_length_up_to_the_maximum(row, length):
@@ -117,6 +122,7 @@ def test_forward_mode_of_the_reference_implementation(row):
     close(moved, np.imag(expected(row, params, call | shifted)) / step, 1e-4)
 
 
+@pytest.mark.sampled(5)
 @rows(where=lambda case: not case.pairs)
 def test_forward_mode_where_there_are_no_pairs(row):
     row = conformance.with_fields(row, implementation="reference")
@@ -129,24 +135,24 @@ def test_forward_mode_where_there_are_no_pairs(row):
     close(moved, want, 1e-4)
 
 
-def test_grouped_heads_read_the_right_group():
+@pytest.mark.sampled(6)
+@rows(where=lambda case: case.pairs and not has_params(case.op))  # those of each key head have its shape
+def test_grouped_heads_read_the_right_group(row):
     """Query head h reads key and value head h // group: repeating them changes nothing."""
-    for op in (case.op for case in conformance.CASES if case.pairs):
-        call = as_jax(inputs(seed=4))
-        repeated = {name: x.repeat(HEADS // x.shape[-2], axis=-2) for name, x in call.items()}
-        if not parameters(op, call):  # those of each key head have its shape
-            close(forward(op, {}, call), np.asarray(forward(op, {}, repeated)))
+    call = as_jax(inputs(seed=4))
+    repeated = {name: x.repeat(HEADS // x.shape[-2], axis=-2) for name, x in call.items()}
+    close(forward(row.op, {}, call), np.asarray(forward(row.op, {}, repeated)))
 
 
-def test_leading_batch_axes():
-    """`[*batch, length, heads, head_dim]` with no and with two batch axes."""
-    for case in filter(one_of_each, conformance.CASES):
-        call = inputs(batch=4, seed=6)
-        params = parameters(case.op, call)
-        want = np.asarray(forward(case.op, params, as_jax(call)))
-        two = {name: x.reshape(2, 2, *x.shape[1:]) for name, x in call.items()}
-        close(forward(case.op, params, as_jax(two)), want.reshape(2, 2, *want.shape[1:]))
-        close(forward(case.op, params, as_jax({name: x[0] for name, x in call.items()})), want[0])
+@pytest.mark.sampled(5)
+@rows(where=one_of_each)
+def test_leading_batch_axes(row):
+    """`[*batch, length, heads, head_dim]` with two batch axes."""
+    call = inputs(batch=4, seed=6)
+    params = parameters(row.op, call)
+    want = np.asarray(forward(row.op, params, as_jax(call)))
+    two = {name: x.reshape(2, 2, *x.shape[1:]) for name, x in call.items()}
+    close(forward(row.op, params, as_jax(two)), want.reshape(2, 2, *want.shape[1:]))
 
 
 @pytest.mark.sampled(2)

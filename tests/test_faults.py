@@ -36,6 +36,7 @@ def test_fault_03_options_alone_and_combined(op, causal, masked):
     assert np.abs(before[:, at:] - after[:, at:]).max() > 1e-2
 
 
+@pytest.mark.sampled(10)
 @rows(implementations=("xla",), where=lambda case: case.pairs)
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
 def test_fault_06_places_added_inside_are_never_attended(row, dtype):
@@ -73,20 +74,20 @@ def test_fault_09_sparse_equals_dense_at_640_with_blocks_of_64(causal):
     close(forward(op, {}, as_jax(call | {"mask": mask})), np.asarray(dense))
 
 
-def test_fault_15_dropout_masks_differ_by_layer_step_and_example():
+@pytest.mark.sampled(4)
+@rows(where=lambda case: case.dropout and conformance.one_of_each(case))
+def test_fault_15_dropout_masks_differ_by_layer_step_and_example(row):
     """Two layers of equal parameters under one rngs stream, two steps of it, and two equal examples."""
     x = np.repeat(np.random.default_rng(0).normal(size=(1, 33, 16)).astype(np.float32), 2, axis=0)
-    for case in (case for case in filter(conformance.one_of_each, conformance.CASES) if case.dropout):
-        one, two = (
-            xformer.nn.MultiHeadAttention(4, 16, attention_fn=case.op, dropout_rate=0.5, rngs=nnx.Rngs(0))
-            for _ in range(2)
-        )
-        stream = nnx.Rngs(dropout=3)
-        outs = [np.asarray(layer(x, deterministic=False, rngs=stream)) for layer in (one, two, one)]
-        for first, second in ((0, 1), (0, 2), (1, 2)):
-            assert np.abs(outs[first] - outs[second]).max() > 1e-2, case.name
-        assert np.abs(outs[0][0] - outs[0][1]).max() > 1e-2, case.name
-        again = np.asarray(one(x, deterministic=False, rngs=nnx.Rngs(dropout=3)))
-        np.testing.assert_array_equal(outs[0], again)
-        np.testing.assert_array_equal(one(x), two(x))
-        assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(one), nnx.state(two)))
+    one, two = (
+        xformer.nn.MultiHeadAttention(4, 16, attention_fn=row.op, dropout_rate=0.5, rngs=nnx.Rngs(0)) for _ in range(2)
+    )
+    stream = nnx.Rngs(dropout=3)
+    outs = [np.asarray(layer(x, deterministic=False, rngs=stream)) for layer in (one, two, one)]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert np.abs(outs[first] - outs[second]).max() > 1e-2
+    assert np.abs(outs[0][0] - outs[0][1]).max() > 1e-2
+    again = np.asarray(one(x, deterministic=False, rngs=nnx.Rngs(dropout=3)))
+    np.testing.assert_array_equal(outs[0], again)
+    np.testing.assert_array_equal(one(x), two(x))
+    assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(one), nnx.state(two)))

@@ -180,7 +180,7 @@ def test_bad_input_is_one_line():
         (lambda: make_model(Full(), num_heads=5), "num_heads must divide width"),
         (lambda: make_model(Full(), num_heads=True), "num_heads must be an integer of at least 1, got True"),
         (lambda: make_model(Full(), num_layers=0), "num_layers must be"),
-        (lambda: make_model(Full(), mlp_dim=0), "mlp_dim must be"),
+        (lambda: make_model(Full(), mlp_dim=-1), "mlp_dim must be"),
         (lambda: make_model(Full(), dropout_rate=1.0), "dropout_rate must be"),
     ):
         with pytest.raises(ValueError, match=message) as caught:

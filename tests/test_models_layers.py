@@ -82,6 +82,20 @@ def test_parameters_are_shared_by_the_layers_of_an_entry(scan):
         make_model(Layers((Full(), Window())), share_attention_params=True)
 
 
+@pytest.mark.parametrize(("norm", "scan"), [("pre", True), ("post", False)])
+def test_blocks_without_a_feed_forward_layer_are_those_whose_layer_gives_nothing(norm, scan):
+    alone, model = (make_model(STACK, num_layers=3, norm=norm, scan_layers=scan, mlp_dim=mlp) for mlp in (0, 24))
+    flat = dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))
+    own = dict(nnx.to_flat_state(nnx.state(alone, nnx.Param)))
+    assert own.keys() < flat.keys() and all("feed_forward" in "/".join(map(str, path)) for path in flat.keys() - own)
+    for path, value in flat.items():
+        if path in own:
+            own[path][...] = value[...]
+        elif "contract" in path:
+            value[...] = jnp.zeros_like(value[...])
+    np.testing.assert_allclose(call(alone, *make_batch()), call(model, *make_batch()), atol=1e-4)
+
+
 def test_numbers_of_layers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="num_layers must be at least 3, the entries of attention, got 2"):
         make_model(STACK, num_layers=2)

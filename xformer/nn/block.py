@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -29,7 +30,8 @@ class EncoderBlock(nnx.Module):
     Args:
       width: features of the input and of the output.
       num_heads, num_kv_heads, head_dim, attention_fn: see MultiHeadAttention.
-      mlp_dim: features of the hidden feed-forward layer.
+      mlp_dim: features of the hidden feed-forward layer; 0: the block is attention alone, as in the models of Arora et
+        al. 2024, section 4.
       norm: "pre" or "post".
       dropout_rate: after attention and inside and after the feed-forward layer.
       attention_dropout_rate: on the attention weights.
@@ -65,9 +67,10 @@ class EncoderBlock(nnx.Module):
             dropout_rate=attention_dropout_rate,
             **kwargs,
         )
-        self.feed_forward = FeedForward(width, mlp_dim, dropout_rate=dropout_rate, **kwargs)
+        has_feed_forward = mlp_dim != 0
+        self.feed_forward = FeedForward(width, mlp_dim, dropout_rate=dropout_rate, **kwargs) if has_feed_forward else None
         self.attention_norm = LayerNorm(width, **kwargs)
-        self.feed_forward_norm = LayerNorm(width, **kwargs)
+        self.feed_forward_norm = LayerNorm(width, **kwargs) if has_feed_forward else None
         self.dropout = nnx.Dropout(dropout_rate)
         self.norm = norm
 
@@ -94,17 +97,19 @@ class EncoderBlock(nnx.Module):
             out_BxTxW = self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, **options)
             return out_BxTxW.reshape(x_NxW.shape)
 
-        def feed(x_NxW: Array) -> Array:
-            return self.feed_forward(x_NxW, deterministic=deterministic, rngs=rngs)
-
         def drop(x_NxW: Array) -> Array:
             return self.dropout(x_NxW, deterministic=deterministic, rngs=rngs)
 
         x = flatten(x)
         if self.norm == "pre":
             x = x + drop(attend(self.attention_norm(x)))
-            x = x + drop(feed(self.feed_forward_norm(x)))
         else:
             x = self.attention_norm(x + drop(attend(x)))
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return x.reshape(shape)
+        feed = functools.partial(self.feed_forward, deterministic=deterministic, rngs=rngs)
+        if self.norm == "pre":
+            x = x + drop(feed(self.feed_forward_norm(x)))
+        else:
             x = self.feed_forward_norm(x + drop(feed(x)))
         return x.reshape(shape)
