@@ -41,6 +41,7 @@ PresetName = Literal[
     "recall_64", "recall_128", "recall_256", "recall_512",
     "recall_1k", "recall_2k", "recall_4k",
     "recall_64_small", "recall_128_small", "recall_256_small",
+    "recall_128_4_pairs", "recall_256_4_pairs",
 ]  # fmt: skip
 PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
     {
@@ -57,6 +58,9 @@ PRESETS: Mapping[PresetName, Preset] = MappingProxyType(
         "recall_64_small": Preset(64, 4, 64, 20_000),
         "recall_128_small": Preset(128, 8, 128, 20_000),
         "recall_256_small": Preset(256, 16, 256, 20_000),
+        # Nothing but the length differs from recall_64_small.
+        "recall_128_4_pairs": Preset(128, 4, 64, 20_000),
+        "recall_256_4_pairs": Preset(256, 4, 64, 20_000),
     }
 )
 
