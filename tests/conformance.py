@@ -27,6 +27,7 @@ from xformer.attention import (
     MusicRelative,
     Nystrom,
     Performer,
+    Reformer,
     Retention,
     Rotary,
     Shape,
@@ -75,6 +76,7 @@ class Case:
     smooth: bool = True  # a small step of a query or key moves the output little: no choice, no kink
     deep_values: bool = True  # takes values of another depth than keys
     local: bool = True  # depends on positions even without a position term
+    tied: bool = False  # hashes queries where keys are meant to be them: decoding differs where they are not
     appendable: bool = True  # appended padding changes nothing; causal, it never does
     max_len: int = 10**6
 
@@ -130,6 +132,8 @@ CASES = (
     nystrom("nystrom-conv", num_landmarks=5, num_iterations=4, conv_size=7),
     Case("compressed", Compressed(stride=3), references.compressed, NO_POSITION, pairs=False, segments=False,
          local=False),
+    Case("reformer", Reformer(num_hashes=2, num_buckets=4, bucket_size=5, seed=2), references.reformer, SOME_POSITIONS,
+         masks=False, smooth=False, tied=True),
     *(synthesizer(kind) for kind in ("dense", "random", "factorized_dense", "factorized_random")),
     Case("topk_blocks", TopKBlocks(block_size=8, num_blocks=3), references.topk_blocks, SOME_POSITIONS, masks=False,
          smooth=False),

@@ -543,3 +543,34 @@ def synthesizer(op, params, query, key, value, *, offset=0, scale=None, **option
     value = np.repeat(wide(value), heads // kv_heads, axis=-2)
     visible = full_pattern(offset + np.arange(q_len), np.arange(kv_len), op.causal)
     return attend(scores, one_hot, value, visible=visible, scale=1.0 if scale is None else scale, **options)
+
+
+def reformer(op, params, query, key, value, *, offset=0, mask=None, **options):
+    """Attention to unit keys of the same bucket, chunk by chunk, round by round (Kitaev et al. 2020, eq. 3-6).
+
+    A pair of several rounds counts once (the N_ij of the appendix). Tokens without a query are hashed by their key.
+    """
+    (*batch, q_len, heads, head_dim), (kv_len, kv_heads) = query.shape, key.shape[-3:-1]
+    real = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, (*batch, heads, 1, kv_len))[..., 0, :]
+    rotations, size = wide(op.rotations(head_dim)), op.bucket_size
+    visible = np.zeros((*batch, heads, q_len, kv_len), bool)
+    for *at, head in np.ndindex(*batch, heads):
+        at = tuple(at)
+        tokens = np.array(wide(key)[at][:, head // (heads // kv_heads)].real)
+        tokens[offset : offset + q_len] = wide(query)[at][:, head].real
+        pairs = np.zeros((kv_len, kv_len), bool)
+        for rotation in rotations:
+            turned = tokens @ rotation
+            buckets = np.concatenate([turned, -turned], -1).argmax(-1)
+            order = sorted(np.flatnonzero(real[at][head]), key=lambda token: (buckets[token], token))
+            last = (len(order) - 1) // size
+            for (p, i), (r, j) in itertools.product(enumerate(order), repeat=2):
+                chunk = p // size
+                near = 0 < p - r <= size if op.causal else r // size in (chunk, chunk - 1 if chunk else last)
+                pairs[i, j] |= near and buckets[i] == buckets[j] and i != j
+        for i in np.flatnonzero(real[at][head]):
+            pairs[i, i] = not pairs[i].any()
+        visible[at][head] = pairs[offset : offset + q_len]
+    key = wide(key)
+    key = key / np.sqrt((key * key).sum(-1, keepdims=True))
+    return _paired(lambda q, k: visible, op, params, query, key, value, offset, mask=mask, **options)

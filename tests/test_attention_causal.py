@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from conformance import (
     BOTH,
+    HEADS,
+    KV_HEADS,
     LENGTH,
     as_jax,
     close,
@@ -70,7 +72,8 @@ def test_variants_that_mix_the_length_refuse_causal(row):
 @rows(positions=True, causal=(True,))
 def test_decoding_step_by_step_equals_the_full_call(row):
     """One query at a time with a traced offset over a cache whose future still holds garbage; then seven at a time."""
-    call = inputs(q_len=DECODED)
+    call = inputs(q_len=DECODED, kv_heads=HEADS if row.case.tied else KV_HEADS)
+    call["key"] = call["query"] if row.case.tied else call["key"]
     params = parameters(row.op, call)
     full = np.asarray(forward(row.op, params, as_jax(call)))
     for width in (1, 7) if getattr(row.op, "position", None) is None else (1,):

@@ -20,6 +20,7 @@ from xformer.attention.merge_parts import merge_parts
 from xformer.attention.nystrom import Nystrom
 from xformer.attention.performer import Performer
 from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position, Rotary, Shaw, T5Bias
+from xformer.attention.reformer import Reformer
 from xformer.attention.registry import ATTENTIONS, build
 from xformer.attention.retention import Retention
 from xformer.attention.shape import Shape
@@ -50,6 +51,7 @@ __all__ = [
     "Options",
     "Performer",
     "Position",
+    "Reformer",
     "Retention",
     "Rotary",
     "Shape",

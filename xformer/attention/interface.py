@@ -45,6 +45,7 @@ class Attention(AttentionCallable):
 
     REFUSES: ClassVar[Mapping[str, str]] = {}  # name of an argument of the call -> why the variant cannot honour it
     GLOBAL_TOKENS: ClassVar[bool] = False  # whether a call may say which tokens are global
+    SHARES_QK: ClassVar[bool] = False  # whether queries and keys are to be one projection of the tokens
 
     causal: bool = dataclasses.field(default=False, kw_only=True)
     implementation: Implementation | None = dataclasses.field(default=None, kw_only=True)

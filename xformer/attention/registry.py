@@ -18,6 +18,7 @@ from xformer.attention.longformer import Longformer
 from xformer.attention.nystrom import Nystrom
 from xformer.attention.performer import Performer
 from xformer.attention.position import POSITIONS, Position
+from xformer.attention.reformer import Reformer
 from xformer.attention.retention import Retention
 from xformer.attention.sparse import Sparse
 from xformer.attention.synthesizer import Synthesizer
@@ -38,6 +39,7 @@ ATTENTIONS: Table[type[Attention]] = Table(
         "linear": Linear,
         "performer": Performer,
         "retention": Retention,
+        "reformer": Reformer,
         "nystrom": Nystrom,
         "compressed": Compressed,
         "synthesizer": Synthesizer,

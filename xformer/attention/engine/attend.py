@@ -46,6 +46,8 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Arra
         kv_segments=pad(controls.kv_segments, 4, kv_pad),
         q_positions=pad(controls.q_positions, 3, q_pad),
         kv_positions=pad(controls.kv_positions, 4, kv_pad),
+        q_codes=pad(controls.q_codes, 3, q_pad),
+        kv_codes=pad(controls.kv_codes, 4, kv_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
     )
     batch, _, kv_heads, groups, _ = inputs.query.shape

@@ -47,6 +47,8 @@ class Controls(NamedTuple):
       q_positions, kv_positions: int `[b, 1, 1, length, 1]` and `[b, 1, 1, 1, length]`, where tokens stand; None: in
         order, from `offset` and from 0 on.
       dropout_rng: a key, with `Settings.dropout_rate` above 0.
+      q_codes, kv_codes: int `[b, codes, 1, length, 1]` and `[b, codes, 1, 1, length]`, numbers of each token that
+        `Settings.code_pairs` tests pairs by; with one list of key tiles for all heads.
     """
 
     plan: Any  # a TilePlan, or the Shares of one
@@ -60,12 +62,22 @@ class Controls(NamedTuple):
     first_example: Array | int = 0
     q_positions: Array | None = None
     kv_positions: Array | None = None
+    q_codes: Array | None = None
+    kv_codes: Array | None = None
 
     def examples(self, first: Array, size: int) -> Controls:
         """Those of `size` examples of the batch."""
-        names = "mask", "q_segments", "kv_segments", "q_positions", "kv_positions"
+        names = "mask", "q_segments", "kv_segments", "q_positions", "kv_positions", "q_codes", "kv_codes"
         arrays = {name: _examples(getattr(self, name), first, size) for name in names}
         return self._replace(**arrays, first_example=self.first_example + first)
+
+
+class CodePairs:
+    """Which pairs attend, by numbers of the tokens that depend on data. Subclasses are frozen dataclasses."""
+
+    def allows(self, q_codes: Array, kv_codes: Array) -> Array:
+        """`[b, codes, 1, queries, 1]` and `[b, codes, 1, 1, keys]` -> bool `[b, 1, 1, queries, keys]`."""
+        raise NotImplementedError
 
 
 def _examples(x: Any, first: Array, size: int) -> Any:
@@ -79,6 +91,7 @@ class Settings:
     Attributes:
       softcap: scaled scores become `softcap * tanh(score / softcap)`; None: they stay.
       pattern: tested pair by pair, where positions are known only at run time.
+      code_pairs: tested pair by pair, where there are `Controls.q_codes`.
       batch_step: examples computed at a time, one such share of the batch after the other; None for all.
     """
 
@@ -89,3 +102,4 @@ class Settings:
     precision: Any = None
     batch_step: int | None = None
     softcap: float | None = None
+    code_pairs: CodePairs | None = None

@@ -289,6 +289,10 @@ class QueryTiles:
                     controls.kv_segments, chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block
                 )
             )
+        if self.settings.code_pairs is not None and controls.q_codes is not None and controls.kv_codes is not None:
+            codes = jax.lax.dynamic_slice_in_dim(controls.q_codes, chunk.query_tile * self.q_block, self.q_block, 3)
+            pick = chunk.query_tile, chunk.key_tiles, self.q_block, self.kv_block
+            masks.append(self.settings.code_pairs.allows(codes, gather.take_pairs(controls.kv_codes, *pick)))
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
     def kept(self, chunk: Chunk, num_keys: int) -> Array | float:
