@@ -408,11 +408,11 @@ def performer(op, params, query, key, value, *, offset=0, mask=None, segment_ids
 
 
 @functools.cache
-def drawn(op, head_dim):
+def drawn(op, head_dim, num_heads=1):
     """What the op draws from its seed."""
     import jax
 
-    return op.constants(jax.random.key(op.seed), types.SimpleNamespace(head_dim=head_dim))
+    return op.constants(jax.random.key(op.seed), types.SimpleNamespace(head_dim=head_dim, num_heads=num_heads))
 
 
 def retention(op, params, query, key, value, *, offset=0, mask=None, segment_ids=None, scale=None, **nothing):
@@ -574,3 +574,64 @@ def reformer(op, params, query, key, value, *, offset=0, mask=None, **options):
     key = wide(key)
     key = key / np.sqrt((key * key).sum(-1, keepdims=True))
     return _paired(lambda q, k: visible, op, params, query, key, value, offset, mask=mask, **options)
+
+
+def routing(op, params, query, key, value, *, offset=0, mask=None, **options):
+    """Attention between the queries and keys nearest to a centre, all centres in one softmax (Roy et al. 2021, 4.1)."""
+    (*batch, q_len, heads, head_dim), (kv_len, kv_heads) = query.shape, key.shape[-3:-1]
+    real = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, (*batch, heads, 1, kv_len))[..., 0, :]
+    centres = wide((params.get("constants") or drawn(op, head_dim, heads))["centres"])
+    visible = np.zeros((*batch, heads, q_len, kv_len), bool)
+    for *at, head in np.ndindex(*batch, heads):
+        at = tuple(at)
+        q, k = wide(query)[at][:, head].real, wide(key)[at][:, head // (heads // kv_heads)].real
+        for centre in centres[head]:
+            chosen = []
+            for x, first in ((q, offset), (k, 0)):
+                near = x @ centre / np.linalg.norm(x, axis=-1)
+                tokens = [i for i in np.argsort(-near, kind="stable") if real[at][head, first + i]]
+                chosen.append(tokens[: op.window])
+            visible[at][head][np.ix_(*chosen)] = True
+    return _paired(lambda q, k: visible, op, params, query, key, value, offset, mask=mask, **options)
+
+
+def sinkhorn(op, params, query, key, value, *, offset=0, mask=None, scale=None, **nothing):
+    """Attention to the own block and to one mixed of all, or of those before, block by block (Tay et al. 2020, 3.1-3.3).
+
+    Rows and columns of exponentials are divided by their sums in turn; causal sums are over what lies before.
+    """
+    assert offset == 0 and all(x is None for x in nothing.values())
+    query, key, value = wide(query), wide(key), wide(value)
+    (*batch, length, heads, head_dim), group, size = query.shape, query.shape[-2] // key.shape[-2], op.block_size
+    real = np.broadcast_to(True if mask is None else np.asarray(mask) > 0, (*batch, heads, 1, length))[..., 0, :]
+    scales = np.broadcast_to(1 / math.sqrt(head_dim) if scale is None else wide(scale), heads)
+    blocks = [range(first, min(first + size, length)) for first in range(0, length, size)]
+    out = np.zeros((*batch, length, heads, value.shape[-1]), np.result_type(query, key, value, scales))
+    for *example, head in np.ndindex(*batch, heads):
+        example, seen = tuple(example), real[(*example, head)]
+        q, k, v = (x[example][:, head // (group if x is not query else 1)] for x in (query, key, value))
+        held = [[t for t in block if seen[t]] for block in blocks]
+        mix = np.zeros((len(blocks), len(blocks)), out.dtype)
+        for i, j in np.ndindex(mix.shape):
+            of_query = [t for t in range(blocks[i][0] + 1) if seen[t]] if op.causal else held[i]
+            if held[j] and (j < i if op.causal else held[i]):
+                of_query = q[of_query].mean(0) if of_query else np.zeros(head_dim)
+                mix[i, j] = np.exp(scales[head] * of_query @ k[held[j]].mean(0) / op.temperature)
+        divide = lambda x, total: x / np.where(total == 0, 1, total)
+        for _ in range(op.num_iterations):
+            mix = divide(mix, mix.sum(1, keepdims=True))
+            mix = divide(mix, mix.cumsum(0) if op.causal else mix.sum(0, keepdims=True))
+        for i, block in enumerate(blocks):
+            keys, values = [], []
+            for place in range(size):
+                sources = [(j, b[place]) for j, b in enumerate(blocks) if place < len(b) and seen[b[place]]]
+                sources = [(j, t) for j, t in sources if j < i or not op.causal]
+                if sources:
+                    keys.append(sum(mix[i, j] * k[t] for j, t in sources))
+                    values.append(sum(mix[i, j] * v[t] for j, t in sources))
+            for t in block:
+                own = [s for s in held[i] if s <= t or not op.causal]
+                if keys or own:
+                    weights = _softmax(scales[head] * np.stack([*keys, *k[own]]) @ q[t])
+                    out[example][t, head] = weights @ np.stack([*values, *v[own]])
+    return out

@@ -232,15 +232,10 @@ def _picked(config: Mapping[str, Any], names: str) -> dict[str, Any]:
 
 
 def _of_table(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a variant of the table changes: attention, and, if it has none, the dropout of weights that others have."""
+    """What a variant of the table changes."""
     section = presets.attention(name)
     parts = [config.get("base"), *dict(config.get("tasks") or {}).values()]
-    models = [part.get("model") for part in parts if isinstance(part, Mapping)]
-    dropped = any(isinstance(model, Mapping) and model.get("attention_dropout_rate") for model in models)
-    changes: dict[str, Any] = {"attention": section}
-    if dropped and not presets.drops_weights(section):
-        changes["model"] = {"attention_dropout_rate": 0.0}
-    return changes
+    return presets.changes_for(section, *(part.get("model") for part in parts if isinstance(part, Mapping)))
 
 
 def _check_is_read(config: Mapping[str, Any], item: str) -> None:

@@ -55,10 +55,19 @@ def causal(section: Mapping[str, Any]) -> dict[str, Any]:
     return {**section, "causal": True}
 
 
-def drops_weights(section: Mapping[str, Any]) -> bool:
-    """Whether the op of an attention section, if it is in the table, has weights that dropout can act on."""
+def of_model(section: Mapping[str, Any], *models: Any) -> dict[str, Any]:
+    """What an attention section asks of the model sections that it may meet, if its op is in the table.
+
+    Queries and keys of one projection, and no dropout of weights where it has none.
+    """
     op = None if is_dotted(section["name"]) else ATTENTIONS.get(section["name"])
-    return op is None or "dropout_rate" not in op.REFUSES
+    found = [model for model in models if isinstance(model, Mapping | ConfigDict)]
+    changes: dict[str, Any] = {}
+    if op is not None and (op.SHARES_QK or any(model.get("share_qk") for model in found)):
+        changes["share_qk"] = op.SHARES_QK
+    if op is not None and "dropout_rate" in op.REFUSES and any(model.get("attention_dropout_rate") for model in found):
+        changes["attention_dropout_rate"] = 0.0
+    return changes
 
 
 def _nearest_variant(variant: str) -> str:
@@ -97,15 +106,20 @@ def experiment(
 ) -> ConfigDict:
     """An experiment with seed 0, AdamW, a cosine schedule and all devices; keys that are given win over these.
 
-    A variant without weights to drop has no `attention_dropout_rate`, whatever `model` says.
+    What the variant asks of the model (`of_model`) wins over `model`.
     """
     optimizer = {"name": "adamw", "schedule": "cosine", "weight_decay": 0.01, "clip_norm": 1.0, **optimizer}
     train = {"parallel": "jit", "mesh": {"data": -1}, "dtype": "float32", "stop_at_step": None, **train}
-    if "attention_dropout_rate" in model and not drops_weights(attention):
-        model = {**model, "attention_dropout_rate": 0.0}
+    model = {**model, **of_model(attention, model)}
     sections = {"attention": attention, "model": model, "task": task, "optimizer": optimizer, "train": train}
     whole = {"name": name, "seed": 0, **{key: dict(value) for key, value in sections.items()}}
     return ConfigDict(whole, sort_keys=False)
+
+
+def changes_for(section: Mapping[str, Any], *models: Any) -> dict[str, Any]:
+    """What a variant of a comparison changes: attention, and what it asks of the models."""
+    asked = of_model(section, *models)
+    return {"attention": dict(section), **({"model": asked} if asked else {})}
 
 
 def comparison(
@@ -125,7 +139,8 @@ def comparison(
     Raises:
       ValueError: an experiment leaves a key to its default that `base` sets: that could not be said as a change.
     """
-    variants = {variant: {"attention": dict(section)} for variant, section in attentions.items()}
+    models = [part.get("model") for part in (base, *(tasks or {}).values())]
+    variants = {variant: changes_for(section, *models) for variant, section in attentions.items()}
     whole = {"name": name, "base": base, "variants": ConfigDict(variants, sort_keys=False), "seeds": tuple(seeds)}
     if tasks:
         changed = {task: _changes(base.to_dict(), own.to_dict()) for task, own in tasks.items()}

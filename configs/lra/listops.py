@@ -3,7 +3,7 @@
   python -m experiments.run --config=configs/lra/listops.py:full --workdir=runs/lra_listops_full
 
 The argument is an attention variant, as in configs/listops.py.
-`make lra-listops` trains the four of configs/compare_lra.py.
+`make lra-listops` trains the variants of configs/compare_lra.py.
 
 Published test accuracy in percent: Transformer 36.37, Linformer 35.70, BigBird 36.05, Local 15.82; the majority class
 gives 17.3. Smoke size: --config.train.num_steps=10 --config.train.batch_size=2 --config.task.num_train=100

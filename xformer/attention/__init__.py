@@ -23,8 +23,10 @@ from xformer.attention.position import POSITIONS, ALiBi, MusicRelative, Position
 from xformer.attention.reformer import Reformer
 from xformer.attention.registry import ATTENTIONS, build
 from xformer.attention.retention import Retention
+from xformer.attention.routing import Routing
 from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options
+from xformer.attention.sinkhorn import Sinkhorn
 from xformer.attention.sparse import Sparse
 from xformer.attention.synthesizer import Synthesizer
 from xformer.attention.topk_blocks import TopKBlocks
@@ -54,8 +56,10 @@ __all__ = [
     "Reformer",
     "Retention",
     "Rotary",
+    "Routing",
     "Shape",
     "Shaw",
+    "Sinkhorn",
     "Sparse",
     "Synthesizer",
     "T5Bias",

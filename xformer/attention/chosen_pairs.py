@@ -38,7 +38,7 @@ class Lists(NamedTuple):
     Attributes:
       query `[..., queries, head_dim]`; key `[..., keys, head_dim]`; value `[..., keys, value depth]`.
       q_codes, kv_codes: int `[..., codes, queries or keys]`, see `CodePairs`.
-      q_tokens, kv_tokens: int `[..., queries or keys]`, the position of the token at each place.
+      q_tokens, kv_tokens: int `[..., queries or keys]`, which token is at each place.
     """
 
     query: Array
@@ -218,7 +218,7 @@ def attend_lists(
         own_controls = Controls(plan, dropout_rng=rng, first_example=first, q_codes=q_codes, kv_codes=kv_codes)
         if relative is not None:
             tokens = lambda x: x.reshape(-1, 1, 1, 1, x.shape[-1])
-            q_positions = jnp.swapaxes(tokens(lists.q_tokens), 3, 4)
+            q_positions = jnp.swapaxes(tokens(lists.q_tokens + controls.offset), 3, 4)
             own_controls = own_controls._replace(q_positions=q_positions, kv_positions=tokens(lists.kv_tokens))
         out, lse = engine.attend(own, own_controls, settings)
         shape = *lists.query.shape[:-2], -1

@@ -240,7 +240,7 @@ class Reformer(ChosenPairs):
         length, (order, places) = chosen.order.shape[-1], self._layout(chosen)
         plan, lists = self._plan(length), self._lists(chosen, order, places, query, inputs)
         pairs = ReformerPairs(self._near(length), self.num_hashes - 1, self.causal)
-        out, lse = attend_lists(lists, plan, pairs, inputs, controls, settings)
+        out, lse = attend_lists(lists, plan, pairs, inputs, controls._replace(offset=0), settings)
         out, lse = to_tokens(out, order, places), to_tokens(lse[..., None], order, places)[..., 0]
         parts = [(out[:, :, :, index], lse[:, :, :, index]) for index in range(self.num_hashes)]
         if sinks is not None:

@@ -20,6 +20,8 @@ from xformer.attention.performer import Performer
 from xformer.attention.position import POSITIONS, Position
 from xformer.attention.reformer import Reformer
 from xformer.attention.retention import Retention
+from xformer.attention.routing import Routing
+from xformer.attention.sinkhorn import Sinkhorn
 from xformer.attention.sparse import Sparse
 from xformer.attention.synthesizer import Synthesizer
 from xformer.attention.topk_blocks import TopKBlocks
@@ -44,6 +46,8 @@ ATTENTIONS: Table[type[Attention]] = Table(
         "compressed": Compressed,
         "synthesizer": Synthesizer,
         "topk_blocks": TopKBlocks,
+        "routing": Routing,
+        "sinkhorn": Sinkhorn,
     },
     kind=Attention,
 )

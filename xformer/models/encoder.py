@@ -37,6 +37,7 @@ class EncoderOptions(TypedDict, total=False):
     scan_layers: bool
     num_kv_heads: int | None
     head_dim: int | None
+    share_qk: bool
     dtype: Dtype
     param_dtype: Dtype
     rngs: Required[nnx.Rngs]
@@ -57,7 +58,7 @@ class Encoder(nnx.Module):
       max_len: longest input in tokens, not counting the CLS vector.
       pooling: what `pool` makes one vector of: "mean" of the real tokens, or "cls". None: `pool` is not called.
       attention: an `xformer.attention` op.
-      num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, norm: see EncoderBlock.
+      num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, norm, share_qk: see EncoderBlock.
       dropout_rate: on embeddings and in blocks. attention_dropout_rate: on attention weights.
       position_embedding: "sinusoidal", "learned" or "none"; added to the token embeddings.
       share_attention_params: one set of the op's own parameters for all layers (Linformer's layerwise sharing); with
@@ -94,6 +95,7 @@ class Encoder(nnx.Module):
         scan_layers: bool = False,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        share_qk: bool = False,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -123,6 +125,7 @@ class Encoder(nnx.Module):
                 attention_fn=attention.at_layer(layer),
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
+                share_qk=share_qk,
                 norm=norm,
                 dropout_rate=dropout_rate,
                 attention_dropout_rate=attention_dropout_rate,

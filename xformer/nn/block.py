@@ -29,7 +29,7 @@ class EncoderBlock(nnx.Module):
 
     Args:
       width: features of the input and of the output.
-      num_heads, num_kv_heads, head_dim, attention_fn: see MultiHeadAttention.
+      num_heads, num_kv_heads, head_dim, share_qk, attention_fn: see MultiHeadAttention.
       mlp_dim: features of the hidden feed-forward layer; 0: the block is attention alone, as in the models of Arora et
         al. 2024, section 4.
       norm: "pre" or "post".
@@ -48,6 +48,7 @@ class EncoderBlock(nnx.Module):
         attention_fn: Attention | Callable[..., Array],
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        share_qk: bool = False,
         norm: Literal["pre", "post"] = "pre",
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
@@ -64,6 +65,7 @@ class EncoderBlock(nnx.Module):
             attention_fn=attention_fn,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            share_qk=share_qk,
             dropout_rate=attention_dropout_rate,
             **kwargs,
         )

@@ -30,13 +30,15 @@ class MultiHeadAttention(nnx.Module):
       num_kv_heads: key and value heads, each serving num_heads / num_kv_heads query heads; None means `num_heads`.
       head_dim: features of a head; None means `width / num_heads`.
       dropout_rate: share of the attention weights dropped in training, drawn for each example and head.
+      share_qk: one projection makes queries and keys (Kitaev et al. 2020, section 2, "shared-QK attention"), for
+        attention of a sequence to itself; `Reformer` needs it.
       use_bias: whether the four projections have a bias.
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params` draws the Glorot-uniform kernels.
 
     Raises:
       ValueError: heads that do not divide the width (where `head_dim` is not given) or each other, or a size or rate
-        out of range.
+        out of range; `share_qk` with fewer key heads than query heads, or an op that needs it without.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class MultiHeadAttention(nnx.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         dropout_rate: float = 0.0,
+        share_qk: bool = False,
         use_bias: bool = True,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
@@ -56,6 +59,11 @@ class MultiHeadAttention(nnx.Module):
         head_dim = check_heads(width, num_heads, num_kv_heads, head_dim)
         check_rates(dropout_rate=dropout_rate)
         num_kv_heads = num_kv_heads or num_heads
+        if share_qk and num_kv_heads != num_heads:
+            raise ValueError(f"share_qk needs as many key heads as query heads, got {num_kv_heads} and {num_heads}")
+        op = attention_fn.op if isinstance(attention_fn, AttentionFn) else attention_fn
+        if isinstance(op, Attention) and op.SHARES_QK and not share_qk:
+            raise ValueError(f"{type(op).__name__} needs share_qk=True, one projection for queries and keys, got False")
         if isinstance(attention_fn, Attention):
             attention_fn = AttentionFn(
                 attention_fn, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, rngs=rngs
@@ -68,11 +76,12 @@ class MultiHeadAttention(nnx.Module):
             "rngs": rngs,
         }
         self.query = LinearGeneral(width, (num_heads, head_dim), **kwargs)
-        self.key = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
+        if not share_qk:
+            self.key = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
         self.value = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
         self.out = LinearGeneral((num_heads, head_dim), width, axis=(-2, -1), **kwargs)
         self.attention_fn = attention_fn
-        self.dropout_rate = dropout_rate
+        self.dropout_rate, self.share_qk = dropout_rate, share_qk
         self.num_heads, self.kv_heads, self.head_dim, self.dtype = num_heads, num_kv_heads, head_dim, dtype
 
     def init_cache(self, batch: int, max_len: int) -> Cache | StateCache:
@@ -152,7 +161,7 @@ class MultiHeadAttention(nnx.Module):
           `max_len` are NaN.
 
         Raises:
-          ValueError: dropout without `rngs`; arguments that a cache decides; tokens beyond the cache's `max_len`, where
+          ValueError: dropout without `rngs`; a `context` with `share_qk`; arguments that a cache decides; tokens beyond the cache's `max_len`, where
             that is known when tracing.
         """
         dropout_rng = None
@@ -166,7 +175,10 @@ class MultiHeadAttention(nnx.Module):
         if global_tokens is not None and isinstance(fn, AttentionFn) and fn.op.GLOBAL_TOKENS:
             options["global_tokens"] = global_tokens
         source = x if context is None else context
-        query, key, value = self.query(x), self.key(source), self.value(source)
+        if self.share_qk and context is not None:
+            raise ValueError("share_qk makes keys of what the queries are made of: it takes no context")
+        query, value = self.query(x), self.value(source)
+        key = query if self.share_qk else self.key(source)
         dropout: dict[str, Any] = {
             "dropout_rng": dropout_rng,
             "dropout_rate": self.dropout_rate,
