@@ -596,7 +596,7 @@ def routing(op, params, query, key, value, *, offset=0, mask=None, **options):
 
 
 def sinkhorn(op, params, query, key, value, *, offset=0, mask=None, scale=None, **nothing):
-    """Attention to the own block and to one mixed of all, or of those before, block by block (Tay et al. 2020, 3.1-3.3).
+    """Attention to the own block and to one mixed of all, or of those before (Tay et al. 2020, sections 3.1 to 3.3).
 
     Rows and columns of exponentials are divided by their sums in turn; causal sums are over what lies before.
     """
@@ -611,16 +611,22 @@ def sinkhorn(op, params, query, key, value, *, offset=0, mask=None, scale=None, 
         example, seen = tuple(example), real[(*example, head)]
         q, k, v = (x[example][:, head // (group if x is not query else 1)] for x in (query, key, value))
         held = [[t for t in block if seen[t]] for block in blocks]
-        mix = np.zeros((len(blocks), len(blocks)), out.dtype)
-        for i, j in np.ndindex(mix.shape):
+        scores = np.full((len(blocks), len(blocks)), -np.inf, out.dtype)
+        for i, j in np.ndindex(scores.shape):
             of_query = [t for t in range(blocks[i][0] + 1) if seen[t]] if op.causal else held[i]
             if held[j] and (j < i if op.causal else held[i]):
                 of_query = q[of_query].mean(0) if of_query else np.zeros(head_dim)
-                mix[i, j] = np.exp(scales[head] * of_query @ k[held[j]].mean(0) / op.temperature)
-        divide = lambda x, total: x / np.where(total == 0, 1, total)
-        for _ in range(op.num_iterations):
-            mix = divide(mix, mix.sum(1, keepdims=True))
-            mix = divide(mix, mix.cumsum(0) if op.causal else mix.sum(0, keepdims=True))
+                scores[i, j] = scales[head] * of_query @ k[held[j]].mean(0) / op.temperature
+        known = scores.real > -np.inf
+        for _ in range(op.num_iterations):  # on logarithms of the entries
+            for axis in (1, 0):
+                sums = np.zeros_like(scores)
+                for i, j in np.argwhere(known):
+                    so_far = slice(None) if not op.causal else slice(i + 1)
+                    some = scores[i][known[i]] if axis else scores[so_far, j][known[so_far, j]]
+                    sums[i, j] = (top := some.real.max()) + np.log(np.exp(some - top).sum())
+                scores = np.where(known, scores - sums, scores)
+        mix = np.where(known, np.exp(np.where(known, scores, 0)), 0)
         for i, block in enumerate(blocks):
             keys, values = [], []
             for place in range(size):

@@ -69,7 +69,7 @@ def test_variants_that_mix_the_length_refuse_causal(row):
 
 
 @pytest.mark.sampled(5)
-@rows(positions=True, causal=(True,))
+@rows(positions=True, causal=(True,), where=lambda case: case.offsets)
 def test_decoding_step_by_step_equals_the_full_call(row):
     """One query at a time with a traced offset over a cache whose future still holds garbage; then seven at a time."""
     call = inputs(q_len=DECODED, kv_heads=HEADS if row.case.tied else KV_HEADS)
@@ -100,7 +100,7 @@ def test_causal_bigbird_decodes_over_a_cache_that_grows(tokens):
 
 
 @pytest.mark.sampled(5)
-@rows(positions=True, where=lambda case: case.causal)
+@rows(positions=True, where=lambda case: case.causal and case.offsets)
 def test_an_offset_of_each_example(row):
     call = inputs(q_len=6, kv_len=LENGTH, seed=3)
     params = parameters(row.op, call)
@@ -109,7 +109,7 @@ def test_an_offset_of_each_example(row):
 
 
 @pytest.mark.sampled(12)
-@rows(where=lambda case: case.causal, implementations=BOTH)
+@rows(where=lambda case: case.causal and case.offsets, implementations=BOTH)
 def test_a_static_offset(row):
     call = inputs(q_len=6, kv_len=LENGTH, seed=3)
     params = parameters(row.op, call)
@@ -131,7 +131,7 @@ def test_offset_with_every_other_argument_and_gradients(row):
 
 
 @pytest.mark.sampled(25)
-@rows(positions=True, causal=(False, True), where=lambda case: case.causal)
+@rows(positions=True, causal=(False, True), where=lambda case: case.causal and case.offsets)
 def test_unknown_position_is_refused(row):
     """q_len != kv_len without an offset: ValueError where positions matter, and only there."""
     call = as_jax(inputs(q_len=5, kv_len=9))

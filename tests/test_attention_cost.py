@@ -23,9 +23,12 @@ from xformer.attention import (
     Longformer,
     MusicRelative,
     Performer,
+    Reformer,
     Retention,
+    Routing,
     Shape,
     Shaw,
+    Sinkhorn,
     Sparse,
     T5Bias,
     Window,
@@ -50,6 +53,10 @@ LONG = {
     "linear": Linear(),
     "performer-causal": Performer(num_features=16, causal=True),
     "retention": Retention(),
+    "reformer": Reformer(),
+    "reformer-causal": Reformer(num_hashes=1, causal=True),
+    "routing": Routing(),
+    "sinkhorn": Sinkhorn(),
 }
 
 

@@ -1,8 +1,8 @@
-"""Base of the variants that choose token pairs by what the tokens hold, and attend to them in orders made on the device.
+"""Base of the variants that choose token pairs by what the tokens hold, and attend in orders made on the device.
 
-A variant gathers queries and keys into lists in which what attends stands side by side, every example and head its own,
-and the tiled engine attends list by list. Numbers of the tokens (`CodePairs`) say which pairs of a tile exist, and that
-none is in two lists, so that lists merge by log-sum-exp.
+A variant gathers queries and keys into lists in which what attends stands side by side, every example and head its
+own, and the tiled engine attends list by list. Numbers of the tokens (`CodePairs`) say which pairs of a tile exist, and
+that none is in two lists, so that lists merge by log-sum-exp.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ChosenPairs(PatternAttention):
         segment_ids: Array | tuple[Array, Array] | None = None,
         params: Params | None = None,
     ) -> Array:
-        """Which pairs are chosen, bool `[*batch, num_heads, q_len, kv_len]`; `params` as in a call. Padding has none."""
+        """Which pairs are chosen, bool `[*batch, num_heads, q_len, kv_len]`; padding has none. `params`: of a call."""
         op, call = self._prepare(query, key, key, Options(mask=mask, is_causal=is_causal, segment_ids=segment_ids))
         assert isinstance(op, ChosenPairs)
         pairs = op.chosen_pairs(op._chosen(call, op.with_constants(params or {}, call)), call)

@@ -146,7 +146,7 @@ class Reformer(ChosenPairs):
         return min(self.bucket_size, kv_len)
 
     def _layout(self, buckets: Buckets) -> tuple[Array, Array]:
-        """The token at each place of the lists, `[..., places]`, `length` where there is none; the place of each token."""
+        """The token at each place of the lists `[..., places]`, `length` where none is; the place of each token."""
         length, num_places = buckets.order.shape[-1], self._num_places(buckets.order.shape[-1])
         if not self.causal:
             empty = [(0, 0)] * 3 + [(0, num_places - length)]
@@ -165,8 +165,9 @@ class Reformer(ChosenPairs):
         return inverse_of(places, num_places, length), places
 
     def _codes(self, buckets: Buckets) -> tuple[Array, Array, Array]:
-        """Numbers of the tokens of a round, `[batch, heads, rounds, length]`: of queries, of keys, and of keys of the last
-        chunk as the one before the first. A round has the pairs for which that of the query is `_near` the key's.
+        """Numbers of the tokens, `[batch, heads, rounds, length]`: a round has the pairs in which they are `_near`.
+
+        Those of queries; of keys; and of keys of the last chunk, as the one before the first.
         """
         kv_len = buckets.order.shape[-1]
         size, real, place = self._size(kv_len), buckets.real[:, :, None], buckets.inverse
@@ -186,7 +187,10 @@ class Reformer(ChosenPairs):
         return jnp.maximum(buckets.real.sum(-1, dtype=jnp.int32) - 1, 0) // self._size(buckets.real.shape[-1])
 
     def _alone(self, buckets: Buckets) -> Array:
-        """Real tokens that no round gives another key, bool `[batch, heads, length]`: those of a bucket stand side by side."""
+        """Real tokens that no round gives another key, bool `[batch, heads, length]`.
+
+        Those of a bucket stand side by side.
+        """
         kv_len = buckets.order.shape[-1]
         size, place = self._size(kv_len), jnp.arange(kv_len)
         sorted_buckets = jnp.take_along_axis(buckets.bucket, buckets.order, -1, mode="clip")
@@ -230,7 +234,7 @@ class Reformer(ChosenPairs):
         query, sinks = merge_heads(inputs.query), inputs.sinks
         at: Any = None
         if not self._is_whole(call):  # the others are queries of zero, which nobody asks for
-            (q_len, kv_len), at = call.lengths, controls.offset + jnp.arange(call.lengths[0])
+            kv_len, at = call.lengths[1], controls.offset + jnp.arange(call.lengths[0])
             at = jnp.where(at < 0, kv_len, at)
             query = jnp.zeros((query.shape[0], kv_len, *query.shape[2:]), query.dtype).at[:, at].set(query, mode="drop")
             bias = inputs.bias
@@ -313,7 +317,9 @@ class Reformer(ChosenPairs):
         size = kv_block if self.causal else self._size(length)
         chunks, each = max(q_block // size, 1), size // kv_block  # chunks of a query tile, key tiles of a chunk
         first = np.arange(self._num_places(length) // q_block) * q_block // size * each
-        return list_plan(first[:, None] + np.arange(self._before(length) // kv_block + chunks * each), q_block, kv_block)
+        return list_plan(
+            first[:, None] + np.arange(self._before(length) // kv_block + chunks * each), q_block, kv_block
+        )
 
     def chosen_flops(self, shape: Shape, relative: Any) -> int:
         plan, num_places = self._plan(shape.kv_len), self._num_places(shape.kv_len)

@@ -75,8 +75,8 @@ class Routing(ChosenPairs):
             raise ValueError(f"Routing.decay must be a number from 0 to 1, got {self.decay!r}")
         if self.causal:
             raise NotImplementedError(
-                "Routing.causal must be False: Routing cannot be causal, a cluster takes the nearest of all tokens, later "
-                "ones included; Reformer(causal=True) can"
+                "Routing.causal must be False: Routing cannot be causal, a cluster takes the nearest of all tokens, "
+                "later ones included; Reformer(causal=True) can"
             )
 
     @classmethod
@@ -112,7 +112,7 @@ class Routing(ChosenPairs):
     # Which tokens are in a cluster.
 
     def choose(self, call: Call, params: Params) -> Members:
-        (q_len, kv_len), (num_heads, head_dim) = call.lengths, call.query.shape[2:]
+        q_len, (num_heads, head_dim) = call.lengths[0], call.query.shape[2:]
         centres = jax.lax.stop_gradient(params[CONSTANTS]["centres"])
         if centres.shape != (want := (num_heads, self.num_clusters, head_dim)):
             raise ValueError(f"{self} needs constants centres {want}, got {centres.shape}")
@@ -145,7 +145,7 @@ class Routing(ChosenPairs):
     ) -> tuple[Array, Array]:
         q_len, kv_len = call.lengths
         below = jnp.asarray(_below(self.num_clusters))  # [clusters, words], the clusters before each
-        codes = []
+        codes: list[Array] = []
         for tokens, length, words in ((chosen.queries, q_len, below), (chosen.keys, kv_len, None)):
             member = _words(_held(tokens, length))[:, :, None]  # [batch, heads, 1, words, length]
             member = jnp.broadcast_to(member, (*tokens.shape[:3], *member.shape[3:]))
@@ -154,10 +154,14 @@ class Routing(ChosenPairs):
                 of_tokens &= words[:, :, None]
             codes.append(jnp.concatenate([(tokens < length).astype(jnp.int32)[:, :, :, None], of_tokens], 3))
         lists = Lists(
-            take_tokens(merge_heads(inputs.query), chosen.queries), take_tokens(inputs.key, chosen.keys),
-            take_tokens(inputs.value, chosen.keys), *codes, jnp.minimum(chosen.queries, q_len - 1),
-            jnp.minimum(chosen.keys, kv_len - 1),
-        )  # fmt: skip
+            query=take_tokens(merge_heads(inputs.query), chosen.queries),
+            key=take_tokens(inputs.key, chosen.keys),
+            value=take_tokens(inputs.value, chosen.keys),
+            q_codes=codes[0],
+            kv_codes=codes[1],
+            q_tokens=jnp.minimum(chosen.queries, q_len - 1),
+            kv_tokens=jnp.minimum(chosen.keys, kv_len - 1),
+        )
         out, lse = attend_lists(lists, self._plan(q_len, kv_len), FirstCluster(), inputs, controls, settings)
         return _merge_clusters(out, lse, chosen.queries, q_len, inputs.sinks)
 
@@ -220,9 +224,7 @@ def _below(clusters: int) -> np.ndarray:
     return bits.sum(-1).astype(np.int32)
 
 
-def _merge_clusters(
-    out: Array, lse: Array, tokens: Array, length: int, sinks: Array | None
-) -> tuple[Array, Array]:
+def _merge_clusters(out: Array, lse: Array, tokens: Array, length: int, sinks: Array | None) -> tuple[Array, Array]:
     """Output `[batch, length, heads, depth]` and log-sum-exp of the queries `tokens` of all clusters, and of sinks."""
     batch, heads, clusters, window, depth = out.shape
     out, lse, tokens = (x.reshape(batch * heads, clusters * window, *x.shape[4:]) for x in (out, lse, tokens))

@@ -39,11 +39,11 @@ class Sinkhorn(Attention):
     3.1.1), so that it comes near a permutation. It is differentiable. The paper's sorting network, whose size is the
     number of blocks, and its Gumbel noise are left out.
 
-    With `causal` block i is mixed of the blocks before it and nothing else (section 3.3): its query is the mean of those
-    up to its own first token, rows and columns are summed over what lies before, the first block has none mixed, and
-    the own block is cut at the query. Keys of padding are zeros in a mixed block, and blocks without a real token have
-    no part. Mixed blocks mix tokens, so biases, segments, relative positions and masks that depend on the query cannot
-    be honoured; and decoding from a cache, which has no earlier queries, cannot either.
+    With `causal` block i is mixed of the blocks before it and nothing else (section 3.3): its query is the mean of
+    those up to its own first token, rows and columns are summed over what lies before, the first block has none mixed,
+    and the own block is cut at the query. Keys of padding are zeros in a mixed block, and blocks without a real token
+    have no part. Mixed blocks mix tokens, so biases, segments, relative positions and masks that depend on the query
+    cannot be honoured; and decoding from a cache, which has no earlier queries, cannot either.
 
     Attributes:
       block_size: tokens of a block.
@@ -94,8 +94,7 @@ class Sinkhorn(Attention):
         seen = slots.windows(real, size)
         of_any = jnp.broadcast_to(seen.any(1, keepdims=True), seen.shape)
         if self.causal:
-            before = jnp.cumsum(seen, axis=1) - seen
-            of_any = before > 0
+            of_any = _before(seen.astype(jnp.int32)) > 0
         seen = jnp.concatenate([of_any, seen], 2)
         mask = jnp.moveaxis(seen.reshape(seen.shape[0], -1, seen.shape[3]), 1, 2)[:, :, None]
         call = dataclasses.replace(
@@ -110,7 +109,7 @@ class Sinkhorn(Attention):
         keys = key_sums / jnp.maximum(count, 1)
         if self.causal:  # those of the blocks before, and the first of its own
             first = real[:, :: self.block_size, :, None]
-            sums, count = (jnp.cumsum(x, axis=1) - x for x in (sums, count))
+            sums, count = (_before(x) for x in (sums, count))
             sums = sums + jnp.where(first, query[:, :: self.block_size], 0)
             count = count + first.astype(count.dtype)
         queries = sums / jnp.maximum(count, 1)
@@ -118,11 +117,13 @@ class Sinkhorn(Attention):
         some = jnp.moveaxis(some, 1, 2)
         numbers = jnp.arange(scores.shape[-1])
         allowed = some[:, :, None] & (numbers < numbers[:, None] if self.causal else some[..., None])
-        scores = jnp.where(allowed, scores, LOWEST)
-        for _ in range(self.num_iterations):
+
+        def normalise(scores: Array, _: None) -> tuple[Array, None]:
             scores = jnp.where(allowed, scores - jax.nn.logsumexp(scores, -1, keepdims=True), LOWEST)
-            columns = jax.lax.cumlogsumexp(scores, 2) if self.causal else jax.nn.logsumexp(scores, 2, keepdims=True)
-            scores = jnp.where(allowed, scores - columns, LOWEST)
+            columns = _sums_so_far(scores) if self.causal else jax.nn.logsumexp(scores, 2, keepdims=True)
+            return jnp.where(allowed, scores - columns, LOWEST), None
+
+        scores = jax.lax.scan(normalise, jnp.where(allowed, scores, LOWEST), None, length=self.num_iterations)[0]
         return jnp.where(allowed, jnp.exp(scores), 0)
 
     def _with_mixed(self, x: Array, mix: Array, precision: Any) -> Array:
@@ -146,6 +147,18 @@ class Sinkhorn(Attention):
 def _block_sums(x: Array, real: Array, size: int) -> Array:
     """Sums of each block's real tokens, `[batch, num_blocks, heads, depth]`."""
     return slots.windows(jnp.where(real[..., None], x, 0), size).sum(2)
+
+
+def _before(x: Array) -> Array:
+    """Sums along axis 1 of what comes before each entry, into which later ones do not even round."""
+    return jnp.pad(jnp.cumsum(x[:, :-1], axis=1), [(0, 0), (1, 0)] + [(0, 0)] * (x.ndim - 2))
+
+
+def _sums_so_far(scores: Array) -> Array:
+    """The log-sum-exp of each column up to each row; row by row, which is exact and small to compile."""
+    step = lambda total, row: (total := jnp.logaddexp(total, row), total)
+    rows = jnp.moveaxis(scores, 2, 0)
+    return jnp.moveaxis(jax.lax.scan(step, jnp.full_like(rows[0], LOWEST), rows)[1], 0, 2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,8 +43,8 @@ def take_tokens(x: Array, tokens: Array) -> Array:
 def to_order(x: Array, order: Array, inverse: Array) -> Array:
     """Tokens by place: `x [batch, length, x_heads, depth]` -> `[batch, heads, orders, places, depth]`.
 
-    `order`, int `[batch, heads, orders, places]`, is the token at each place and `inverse [batch, heads, orders, length]`
-    the place of each token.
+    `order`, int `[batch, heads, orders, places]`, is the token at each place, and `inverse`, int
+    `[batch, heads, orders, length]`, the place of each token.
     """
     return take_tokens(x, order)
 
@@ -76,11 +76,10 @@ def _of_order(saved: Any, gradient: Array) -> tuple[Array, None, None]:
 
 
 def _to_tokens(x: Array, order: Array, inverse: Array) -> tuple[Array, Any]:
-    return to_tokens(x, order, inverse), (order, inverse)
+    return to_tokens(x, order, inverse), order
 
 
-def _of_tokens(saved: Any, gradient: Array) -> tuple[Array, None, None]:
-    order, inverse = saved
+def _of_tokens(order: Array, gradient: Array) -> tuple[Array, None, None]:
     _, _, heads, orders, _ = gradient.shape
     lists = jnp.arange(heads * orders, dtype=jnp.int32).reshape(heads, orders, 1)
     return _take_rows(gradient, order * (heads * orders) + lists), None, None

@@ -161,8 +161,8 @@ class MultiHeadAttention(nnx.Module):
           `max_len` are NaN.
 
         Raises:
-          ValueError: dropout without `rngs`; a `context` with `share_qk`; arguments that a cache decides; tokens beyond the cache's `max_len`, where
-            that is known when tracing.
+          ValueError: dropout without `rngs`; a `context` with `share_qk`; arguments that a cache decides; tokens beyond
+            the cache's `max_len`, where that is known when tracing.
         """
         dropout_rng = None
         if self.dropout_rate > 0 and not deterministic:
