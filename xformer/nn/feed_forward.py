@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from xformer.nn.check import check_rates, check_sizes
 from xformer.nn.tokens import flatten
 
 Array = jax.Array
+Activation = Literal["gelu", "relu", "swiglu"]
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": nnx.gelu, "relu": nnx.relu, "swiglu": nnx.silu}
 
 
 class FeedForward(nnx.Module):
@@ -23,7 +25,8 @@ class FeedForward(nnx.Module):
       width: features of the input and of the output.
       mlp_dim: features of the hidden layer.
       dropout_rate: share of the hidden features dropped in training.
-      activation: applied to the hidden layer.
+      activation: applied to the hidden layer: "gelu" (its tanh form), "relu", or any function. "swiglu": the hidden
+        layer is silu(x W) * (x V), V being a third dense layer, `gate` (Shazeer 2020, equation 6).
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params` draws the Glorot-uniform kernels.
     """
@@ -34,13 +37,15 @@ class FeedForward(nnx.Module):
         mlp_dim: int,
         *,
         dropout_rate: float = 0.0,
-        activation: Callable[[Array], Array] = nnx.gelu,
+        activation: Activation | Callable[[Array], Array] = "gelu",
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
         check_sizes(width=width, mlp_dim=mlp_dim)
         check_rates(dropout_rate=dropout_rate)
+        if isinstance(activation, str) and activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         kwargs: dict[str, Any] = {
             "kernel_init": nnx.initializers.xavier_uniform(),
             "dtype": dtype,
@@ -50,11 +55,15 @@ class FeedForward(nnx.Module):
         self.expand = nnx.Linear(width, mlp_dim, **kwargs)
         self.contract = nnx.Linear(mlp_dim, width, **kwargs)
         self.dropout = nnx.Dropout(dropout_rate)
-        self.activation = activation
+        self.gate = nnx.Linear(width, mlp_dim, **kwargs) if activation == "swiglu" else None
+        self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
     def __call__(self, x: Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None) -> Array:
         """Maps `[..., width]` to `[..., width]`; dropout draws from `rngs.dropout` unless `deterministic`."""
         # Derivatives of an activation keep several arrays as large as its input; computing them again keeps none.
-        hidden_NxM = jax.checkpoint(self.activation)(self.expand(flatten(x)))
+        x_NxW = flatten(x)
+        hidden_NxM = jax.checkpoint(self.activation)(self.expand(x_NxW))
+        if self.gate is not None:
+            hidden_NxM = hidden_NxM * self.gate(x_NxW)
         hidden_NxM = self.dropout(hidden_NxM, deterministic=deterministic, rngs=rngs)
         return self.contract(hidden_NxM).reshape(x.shape)

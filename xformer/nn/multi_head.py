@@ -15,6 +15,7 @@ from xformer.nn.attention_fn import AttentionFn
 from xformer.nn.cache import Cache, StateCache, init_cache
 from xformer.nn.check import check_heads, check_rates
 from xformer.nn.linear_general import LinearGeneral
+from xformer.nn.norm import RMSNorm
 
 Array = jax.Array
 
@@ -33,6 +34,8 @@ class MultiHeadAttention(nnx.Module):
       share_qk: one projection makes queries and keys (Kitaev et al. 2020, section 2, "shared-QK attention"), for
         attention of a sequence to itself; `Reformer` needs it.
       use_bias: whether the four projections have a bias.
+      qk_norm: queries and keys are normalised to a root mean square of 1 over the features of a head, times a trained
+        scale, before positions enter (RMSNorm; Henry et al. 2020 normalise to a length of 1).
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params` draws the Glorot-uniform kernels.
 
@@ -52,6 +55,7 @@ class MultiHeadAttention(nnx.Module):
         dropout_rate: float = 0.0,
         share_qk: bool = False,
         use_bias: bool = True,
+        qk_norm: bool = False,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -80,6 +84,9 @@ class MultiHeadAttention(nnx.Module):
             self.key = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
         self.value = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
         self.out = LinearGeneral((num_heads, head_dim), width, axis=(-2, -1), **kwargs)
+        norm: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else None
+        self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else None
         self.attention_fn = attention_fn
         self.dropout_rate, self.share_qk = dropout_rate, share_qk
         self.num_heads, self.kv_heads, self.head_dim, self.dtype = num_heads, num_kv_heads, head_dim, dtype
@@ -179,6 +186,8 @@ class MultiHeadAttention(nnx.Module):
             raise ValueError("share_qk makes keys of what the queries are made of: it takes no context")
         query, value = self.query(x), self.value(source)
         key = query if self.share_qk else self.key(source)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         dropout: dict[str, Any] = {
             "dropout_rng": dropout_rng,
             "dropout_rate": self.dropout_rate,

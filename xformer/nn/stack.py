@@ -119,7 +119,7 @@ def run_blocks(
     keys: Array | None,
     deterministic: bool,
     remat: bool = False,
-    global_tokens: Array | None = None,
+    **inputs: Array | None,
 ) -> Array:
     """Runs blocks one after the other.
 
@@ -129,7 +129,7 @@ def run_blocks(
       keys: a dropout key for each block `[layers]`; None: no dropout.
       deterministic: False in training: attention ops then update their constants.
       remat: keeps only the input of each block for the backward pass, which computes the block again.
-      global_tokens: bool `[batch, length]` or None, see MultiHeadAttention.
+      inputs: `global_tokens` and `segment_ids`, `[batch, length]` or None, see MultiHeadAttention.
     """
     for index, block in enumerate(blocks):
         key = None if keys is None else keys[index]
@@ -138,13 +138,13 @@ def run_blocks(
 
             def run(state: Any, x: Array, key: Array | None, graphdef: Any = graphdef) -> tuple[Array, Any]:
                 block = nnx.merge(graphdef, state)
-                return _run(block, x, mask, key, deterministic, None, global_tokens), nnx.state(block, Constant)
+                return _run(block, x, mask, key, deterministic, None, inputs), nnx.state(block, Constant)
 
             x, constants = jax.checkpoint(run)(state, x, key)
             if not deterministic:
                 nnx.update(block, constants)
         else:
-            x = _run(block, x, mask, key, deterministic, None, global_tokens)
+            x = _run(block, x, mask, key, deterministic, None, inputs)
     return x
 
 
@@ -159,7 +159,7 @@ def scan_blocks(
     plans: Sequence[Any],
     shared: bool = False,
     remat: bool = False,
-    global_tokens: Array | None = None,
+    **inputs: Array | None,
 ) -> Array:
     """`run_blocks` for stacked blocks: one trace and one compiled body, however many layers there are.
 
@@ -178,7 +178,7 @@ def scan_blocks(
 
     def run(index: int, own: Any, constants: Any, x: Array, key: Array | None, plan: Any) -> tuple[Array, Any, Any]:
         block = nnx.merge(graphdefs[index], commons[index], constants, own)
-        x = _run(block, x, mask, key, deterministic, plan, global_tokens)
+        x = _run(block, x, mask, key, deterministic, plan, inputs)
         _, after, own = _split(block, shared)
         return x, nnx.filter_state(after, Constant), nnx.filter_state(own, Constant)
 
@@ -214,10 +214,10 @@ def _run(
     key: Array | None,
     deterministic: bool,
     plan: Any,
-    global_tokens: Array | None,
+    inputs: dict[str, Any],
 ) -> Array:
     rngs = None if key is None else nnx.Rngs(dropout=key)
-    return block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan, global_tokens=global_tokens)
+    return block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan, **inputs)
 
 
 def _split(block: EncoderBlock, shared: bool) -> tuple[Any, Any, Any]:

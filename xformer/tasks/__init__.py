@@ -19,6 +19,7 @@ from xformer.tasks.family import Family
 from xformer.tasks.image import Image
 from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
+from xformer.tasks.language_model import LanguageModel
 from xformer.tasks.linux_docs import LinuxDocs
 from xformer.tasks.listops import ListOps
 from xformer.tasks.location import DataMissing, data_root, default_data_dir
@@ -27,6 +28,7 @@ from xformer.tasks.masked_tokens import MaskedTokens
 from xformer.tasks.metric import Judged, Metric
 from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.needle import Needle, Order
+from xformer.tasks.next_tokens import NextTokens
 from xformer.tasks.origin import Origin
 from xformer.tasks.pathfinder import Pathfinder
 from xformer.tasks.recall import Recall
@@ -52,6 +54,7 @@ TASKS: Table[type[Task]] = Table(
         "pathfinder": Pathfinder,
         "image": Image,
         "masked_lm": MaskedLM,
+        "language_model": LanguageModel,
     },
     kind=Task,
 )
@@ -89,6 +92,7 @@ __all__ = [
     "Image",
     "Imdb",
     "Judged",
+    "LanguageModel",
     "LinuxDocs",
     "ListOps",
     "MaskedLM",
@@ -96,6 +100,7 @@ __all__ = [
     "Metric",
     "MultiLabel",
     "Needle",
+    "NextTokens",
     "Order",
     "Origin",
     "Pathfinder",

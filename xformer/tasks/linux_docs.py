@@ -62,7 +62,7 @@ class LinuxDocs(TextTask):
         folder, found = files(given)
         parts = (part for some in found.values() for file in some
                  for part in (file.relative_to(folder).as_posix(), file.read_bytes()))  # fmt: skip
-        return Source(f"linux-doc, {folder}", digest(_READING, str(_SHARES), *parts), lambda: _read(found))
+        return Source(f"linux-doc, {folder}", digest(_READING, str(_SHARES), *parts), lambda: read(found))
 
 
 def files(given: Path) -> tuple[Path, dict[str, list[Path]]]:
@@ -87,7 +87,8 @@ def _files(folder: Path, name: str) -> list[Path]:
     return sorted((folder / name).rglob("*.rst.gz"))
 
 
-def _read(files: dict[str, list[Path]]) -> Texts:
+def read(files: dict[str, list[Path]]) -> Texts:
+    """The documents of `files` in their splits, with their classes. Raises DataMissing for a damaged file."""
     documents = ((text(file), label) for label, found in enumerate(files.values()) for file in found)
     return released.split_rows(((document, label) for document, label in documents if document), CLASS_NAMES, _SHARES)
 

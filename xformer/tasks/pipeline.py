@@ -50,20 +50,8 @@ def batches(
 
     Raises ValueError for a batch size, shard or number of epochs that makes no sense, and for a split without examples.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if not 0 <= shard_index < shard_count:
-        raise ValueError(f"shard_index must be in 0..shard_count - 1, got {shard_index} of {shard_count}")
-    if epochs is not None and epochs < 1:
-        raise ValueError(f"epochs must be at least 1, or None for no end, got {epochs}")
-    if not len(examples):
-        raise ValueError("a split without examples has no batches")
 
-    grain = extras.load("grain")
-
-    def read(global_batch: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-        rows = slice(shard_index * batch_size, (shard_index + 1) * batch_size)
-        mine, epoch = np.asarray(global_batch[rows], np.int64).reshape(-1, 2).T
+    def read(mine: np.ndarray, epoch: np.ndarray) -> dict[str, np.ndarray]:
         found = {"inputs": examples.pad(mine, batch_size, max_len, cut)}
         if examples.tokens2 is not None:
             found["inputs2"] = examples.pad_second(mine, batch_size, max_len, cut)
@@ -71,12 +59,47 @@ def batches(
         found |= read_targets(examples, mine, batch_size, max_len=max_len, **numbers)
         return found if change is None else change(found, mine, epoch)
 
-    order = grain.MapDataset.range(len(examples))
+    places: dict[str, Any] = {"shard_index": shard_index, "shard_count": shard_count}
+    return ordered(len(examples), batch_size, read, seed=seed, shuffle=shuffle, epochs=epochs, **places)
+
+
+def ordered(
+    num_examples: int,
+    batch_size: int,
+    read: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]],
+    *,
+    seed: int,
+    shuffle: bool,
+    epochs: int | None,
+    shard_index: int = 0,
+    shard_count: int = 1,
+) -> grain.DatasetIterator[dict[str, np.ndarray]]:
+    """A Grain iterator like that of `batches`, over examples that are known by their numbers.
+
+    `read` makes a batch, of its arguments alone: the numbers of its examples and the epoch of each, int64 [examples],
+    fewer than `batch_size` where fillers are to complete it.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not 0 <= shard_index < shard_count:
+        raise ValueError(f"shard_index must be in 0..shard_count - 1, got {shard_index} of {shard_count}")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs must be at least 1, or None for no end, got {epochs}")
+    if not num_examples:
+        raise ValueError("a split without examples has no batches")
+
+    grain = extras.load("grain")
+
+    def read_rows(global_batch: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
+        rows = slice(shard_index * batch_size, (shard_index + 1) * batch_size)
+        return read(*np.asarray(global_batch[rows], np.int64).reshape(-1, 2).T)
+
+    order = grain.MapDataset.range(num_examples)
     if shuffle:
         # Grain shuffles epoch e with seed + e: unhashed, seed 0 would see in epoch 1 what seed 1 sees in epoch 0.
         order = order.shuffle(seed=int(np.random.SeedSequence(seed).generate_state(1)[0]))
-    numbered = order.repeat(epochs).map_with_index(lambda place, example: (example, place // len(examples)))
-    dataset = numbered.batch(batch_size * shard_count, drop_remainder=False, batch_fn=read)
+    numbered = order.repeat(epochs).map_with_index(lambda place, example: (example, place // num_examples))
+    dataset = numbered.batch(batch_size * shard_count, drop_remainder=False, batch_fn=read_rows)
     # No threads: a batch takes a fraction of a millisecond, and handing it between threads costs more than making it.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 

@@ -69,6 +69,13 @@ def read(
     return documents
 
 
+def text_files(path: Path) -> list[Path]:
+    """The files that `read_unlabelled` reads, in order. Raises ValueError if nothing is there."""
+    if _is_folder(path):
+        return [file for file in _walk(path) if file.suffix.lower() == ".txt"]
+    return [path]
+
+
 def read_unlabelled(path: Path, text_field: str, second_field: str | None = None) -> list[Document]:
     """Texts without labels (`label` is None), in order. Raises ValueError as `read` does.
 
@@ -78,7 +85,7 @@ def read_unlabelled(path: Path, text_field: str, second_field: str | None = None
     """
     if _is_folder(path) or path.suffix.lower() == ".txt":
         folder = path if path.is_dir() else path.parent
-        found = [file for file in (_walk(path) if path.is_dir() else [path]) if file.suffix.lower() == ".txt"]
+        found = text_files(path)
         texts = [(file.relative_to(folder).as_posix(), decode(file)) for file in found]
         if empty := next((place for place, text in texts if not text.strip()), None):
             raise ValueError(f"documents: {folder / empty} is empty")

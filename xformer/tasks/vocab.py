@@ -48,6 +48,11 @@ class Vocabulary(abc.ABC):
         """How many characters begin in the token of each id, int64 [size]: one each, but for texts' vocabularies."""
         return np.arange(self.size).clip(max=1)
 
+    @property
+    def num_bytes(self) -> np.ndarray:
+        """How many bytes of text the token of each id spells, int64 [size]; only texts' vocabularies know."""
+        raise ValueError(f"{type(self).__name__}: its tokens spell no bytes")
+
     def save(self, path: str | Path) -> None:
         """Writes the vocabulary to a JSON file."""
         Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
@@ -70,6 +75,10 @@ class Bytes(Vocabulary):
     @property
     def characters(self) -> np.ndarray:
         return np.array([0, *(_begins(byte) for byte in range(256))])
+
+    @property
+    def num_bytes(self) -> np.ndarray:
+        return np.arange(self.size).clip(max=1)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bytes"}
@@ -172,6 +181,10 @@ class Subword(Vocabulary):
     def characters(self) -> np.ndarray:
         tokens = (self._tokenizer.id_to_token(index) for index in range(self.size - 1))
         return np.array([0, *(sum(_begins(_BYTES[symbol]) for symbol in token) for token in tokens)])
+
+    @property
+    def num_bytes(self) -> np.ndarray:
+        return np.array([0, *(len(self._tokenizer.id_to_token(index)) for index in range(self.size - 1))])
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "subword", "tokenizer": json.loads(self._tokenizer.to_str())}

@@ -25,8 +25,8 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(query|key|value)/kernel$", ("fsdp", "tensor", None)),
     (r"(query|key|value)/bias$", ("tensor", None)),
     (r"out/kernel$", ("tensor", None, "fsdp")),
-    (r"expand/kernel$", ("fsdp", "tensor")),
-    (r"expand/bias$", ("tensor",)),
+    (r"(expand|gate)/kernel$", ("fsdp", "tensor")),
+    (r"(expand|gate)/bias$", ("tensor",)),
     (r"contract/kernel$", ("tensor", "fsdp")),
     (r"(kernel|embedding|table)$", (None, "fsdp")),
 )
