@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "xformer.lookup": {"xformer.checks"},
     "xformer.attention": set(),
     "xformer.nn": {"xformer.attention"},
+    "xformer.generate": set(),  # models come in as arguments
     "xformer.models": {"xformer.nn", "xformer.attention"},
     "xformer.tasks": {"xformer.extras"},
     "xformer.cost": {"xformer.attention"},
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     },
     "xformer.pretraining": {"xformer.models", "xformer.schema"},
     "xformer.fitting": {"xformer.config", "xformer.experiment", "xformer.schema", "xformer.train"},
-    "xformer.loading": {"xformer.experiment", "xformer.tasks", "xformer.train", "xformer.schema"},
+    "xformer.loading": {"xformer.experiment", "xformer.generate", "xformer.tasks", "xformer.train", "xformer.schema"},
     "xformer": {"xformer.fitting", "xformer.loading"},
     "xformer.presets": {"xformer.attention", "xformer.checks"},
     "xformer.bench": {"xformer.attention", "xformer.cost", "xformer.train", "xformer.report"},

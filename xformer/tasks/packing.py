@@ -51,8 +51,8 @@ class Packed:
         rows = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
         pieces = np.concatenate([np.arange(self.first[row], self.first[row + 1]) for row in rows])
         first = np.concatenate([[0], np.cumsum(np.diff(self.first)[rows])])
-        kept = (x[pieces] for x in (self.document, self.start, self.length, self.known))
-        return Packed(self.max_len, *kept, first)
+        document, start, length, known = (x[pieces] for x in (self.document, self.start, self.length, self.known))
+        return Packed(self.max_len, document, start, length, known, first)
 
     def read(self, documents: Ragged, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
         """The named rows and then empty ones: `inputs`, `targets` and `segment_ids`, int32 [rows, max_len].
@@ -99,7 +99,7 @@ def pack(document_lengths: np.ndarray, max_len: int, *, stride: int | None = Non
     row = _best_fit(length, max_len) if together else np.arange(length.size)
     order = np.argsort(row, kind="stable")
     first = np.searchsorted(row[order], np.arange(row.max(initial=-1) + 2))
-    return Packed(max_len, *(x[order] for x in (document, start, length, known)), first)
+    return Packed(max_len, document[order], start[order], length[order], known[order], first)
 
 
 def _best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:

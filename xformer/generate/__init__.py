@@ -1,0 +1,9 @@
+"""Text from models that decode: greedy, sampled, or by beam search, on arrays of token ids.
+
+A model that decodes has `max_len`, `unrolled()`, `init_caches(batch, max_len)` and `decode(tokens, caches, mask)`, as
+`xformer.models.Decoder` has.
+"""
+
+from xformer.generate.generation import generate
+
+__all__ = ["generate"]
