@@ -13,6 +13,7 @@ from xformer.tasks import (
     Documents,
     Image,
     Imdb,
+    LanguageModel,
     LinuxDocs,
     ListOps,
     MaskedLM,
@@ -127,6 +128,10 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "masked_lm": lambda folder, patch: MaskedLM(own(label_field="class")(folder, patch)),
     "masked_lm-pairs": lambda folder, patch: MaskedLM(pairs(folder, patch), mask_share=0.3),
     "pathfinder": lambda *_: Pathfinder("pathfinder_16", **SMALL),
+    "language_model": lambda folder, _: LanguageModel(path=write_documents(folder), max_len=24),
+    "language_model-subword": lambda folder, _: LanguageModel(
+        path=write_documents(folder), max_len=24, vocab="subword", vocab_size=270, stride=5
+    ),
 }
 
 Batch = Mapping[str, np.ndarray]
@@ -164,7 +169,7 @@ def commonest_token(train: Batch, test: Batch) -> np.ndarray:
 
 
 # What a model reads besides `inputs` and `mask`.
-MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}}
+MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}, "language_model": {"segment_ids"}}
 
 # Tasks whose baseline knows more than the shares of the classes: what a naive one answers.
 GUESSERS: Mapping[str, Callable[[Batch, Batch], np.ndarray]] = {

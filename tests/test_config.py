@@ -16,7 +16,18 @@ VARIANTS = ("full", "window", "linformer", "bigbird", "shaw", "music", "t5", "al
 ARENA = tuple(f"lra/{task}" for task in ("listops", "text", "retrieval", "image", "pathfinder", "pathx"))
 PROBES = ("needle", "order", "recall")
 TEXTS = ("imdb", "sentiment", "linux_docs", "documents")
-EXPERIMENTS = ("listops", "demo", "retrieval", "same_document", "tagging", "masked_lm", *TEXTS, *PROBES, *ARENA)
+EXPERIMENTS = (
+    "listops",
+    "demo",
+    "retrieval",
+    "same_document",
+    "tagging",
+    "masked_lm",
+    "language_model",
+    *TEXTS,
+    *PROBES,
+    *ARENA,
+)
 DEMO_VARIANTS = ["full", "window", "bigbird", "linformer-4", "linformer-16", "shaw"]
 COMPARISONS = (
     "compare_demo",

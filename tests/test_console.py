@@ -34,7 +34,8 @@ def test_version():
 def test_an_unknown_command_is_one_line():
     code, out, err = xformer("rnu")
     assert (code, out) == (2, "")
-    assert err == "error: got 'rnu', takes a command: run, compare, predict, data, inspect, bench; did you mean run?\n"
+    commands = "run, compare, predict, generate, data, inspect, bench"
+    assert err == f"error: got 'rnu', takes a command: {commands}; did you mean run?\n"
 
 
 def test_every_command_has_its_help():

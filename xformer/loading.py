@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from xformer import experiment, tasks
 from xformer.checks import check_integer
+from xformer.generate import generate
 from xformer.tasks import predictions
 from xformer.tasks.dataset import Text
 from xformer.train import DataChanged, WorkdirMismatch, data_record, restoring
@@ -87,6 +88,74 @@ class Loaded:
         values = np.concatenate(rows)[: len(texts)]
         mask = features["mask"][: len(texts)]
         return predictions.present(self.family, values, mask, truncated, self.preprocess, threshold)
+
+    def generate(
+        self,
+        texts: Sequence[str],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        num_beams: int = 1,
+        length_penalty: float = 0.6,
+        seed: int = 0,
+        batch_size: int = 32,
+    ) -> list[str]:
+        """How the model goes on with texts, which are beginnings of documents; "" lets it begin one itself.
+
+        Of a text that leaves no room for `max_tokens` more within `max_len`, the last tokens are read, and a warning
+        says of how many. See `xformer.generate.generate` for how tokens are chosen.
+
+        Args:
+          texts: strings.
+          max_tokens: tokens that are added to each at most; a text ends before that where the model ends it.
+          temperature, top_k, top_p, num_beams, length_penalty, seed: see `xformer.generate.generate`.
+          batch_size: texts that are computed at a time.
+
+        Returns:
+          What follows each text, without it. Bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+          ValueError: the model does not generate, texts that are no list of strings, an argument out of range, or
+            `max_tokens` above the model's `max_len`.
+        """
+        check_integer("batch_size", batch_size)
+        check_integer("max_tokens", max_tokens, at_most=self.preprocess.max_len)
+        family = self.family
+        if not isinstance(family, tasks.NextTokens) or not hasattr(self.model, "init_caches"):
+            raise ValueError(f"a run of task {self.config.task.name} does not generate: a language_model's does")
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
+        prompts, room = family.prompts(self.preprocess.vocabulary, texts), self.preprocess.max_len - max_tokens + 1
+        if long := sum(len(prompt) > room for prompt in prompts):
+            logger.warning(
+                "%d of %d texts leave no room for %d tokens within max_len %d: their last %d tokens are read",
+                long, len(texts), max_tokens, self.preprocess.max_len, room,
+            )  # fmt: skip
+        prompts = [prompt[-room:] for prompt in prompts]
+        found: list[str] = []
+        for start in range(0, len(prompts), batch_size):
+            some = prompts[start : start + batch_size]
+            some += [some[0]] * (batch_size - len(some) if len(prompts) > batch_size else 0)  # one shape
+            tokens = np.zeros((len(some), max(map(len, prompts))), np.int32)
+            for row, prompt in zip(tokens, some, strict=True):
+                row[: len(prompt)] = prompt
+            out = generate(
+                self.model,
+                tokens,
+                np.array([len(prompt) for prompt in some]),
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                num_beams=num_beams,
+                length_penalty=length_penalty,
+                end_id=family.end_id,
+                seed=seed if start == 0 else int(np.random.SeedSequence([seed, start]).generate_state(1)[0]),
+            )
+            found += [self.preprocess.vocabulary.decode(row) for row in np.asarray(out)]
+        return found[: len(texts)]
 
 
 @nnx.jit(static_argnums=1)

@@ -1,4 +1,4 @@
-"""The console command `xformer`: run, compare, predict, data, inspect and bench, from any folder."""
+"""The console command `xformer`: run, compare, predict, generate, data, inspect and bench, from any folder."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "train and evaluate one experiment",
     "compare": "train every variant of a comparison and write the report",
     "predict": "what a trained model says of texts in files",
+    "generate": "how a trained language model goes on with a text",
     "data": "what data there is, making it, and what it is like",
     "inspect": "shapes, parameters, FLOPs and attention pattern of an experiment; trains nothing",
     "bench": "time and memory of attention against length",

@@ -38,7 +38,7 @@ class Settings(NamedTuple):
 
 
 def generate(
-    model: nnx.Module,
+    model: Any,
     tokens: Any,
     lengths: Any,
     *,
@@ -131,7 +131,9 @@ def _check_prompts(tokens: np.ndarray, lengths: np.ndarray, max_len: int, max_to
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or not tokens.size:
         raise ValueError(f"tokens must be integers [batch, longest], got {tokens.dtype} {tokens.shape}")
     if lengths.shape != tokens.shape[:1] or lengths.dtype.kind not in "iu":
-        raise ValueError(f"lengths must be integers [batch] of tokens {tokens.shape}, got {lengths.dtype} {lengths.shape}")
+        raise ValueError(
+            f"lengths must be integers [batch] of tokens {tokens.shape}, got {lengths.dtype} {lengths.shape}"
+        )
     if lengths.min() < 1 or lengths.max() > tokens.shape[1]:
         wrong = lengths[(lengths < 1) | (lengths > tokens.shape[1])][0]
         raise ValueError(f"lengths must be from 1 to {tokens.shape[1]}, the width of tokens, got {wrong}")

@@ -139,9 +139,16 @@ class LanguageModel(TextTask):
         return {"inputs": tokens, "targets": tokens, "segment_ids": tokens, "bytes": number, "weights": number}
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """`inputs` and `mask` as any task's, and `segment_ids` int32 [batch, length] where documents are packed."""
-        found = {"inputs": batch["inputs"], "mask": batch["segment_ids"] > 0}
-        return found | ({"segment_ids": batch["segment_ids"]} if self.packing else {})
+        """`inputs` and `mask` as any task's, and `segment_ids` int32 [batch, length], None where nothing is packed.
+
+        A model has to know that key: others would see the tokens that they are to tell.
+        """
+        segment_ids = batch["segment_ids"]
+        return {
+            "inputs": batch["inputs"],
+            "mask": segment_ids > 0,
+            "segment_ids": segment_ids if self.packing else None,
+        }
 
     def baseline(self, data: TaskData) -> dict[str, Any]:
         """The cross entropy of the shares of tokens in the training split, one more of each than there is; and what

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.tasks import family
+from xformer.tasks.classification import class_targets, cross_entropy
 from xformer.tasks.family import Family, Metric, Sums
 from xformer.tasks.packing import EDGE
 from xformer.tasks.token_classification import NO_LABEL
@@ -24,8 +25,8 @@ FIRST_CONTEXT = 16  # tokens: the shortest contexts that a result tells apart
 
 @dataclasses.dataclass(frozen=True)
 class NextTokens(Family):
-    """Softmax over the vocabulary at each token: outputs are `xformer.nn.Logits` [batch, length, vocabulary], targets
-    int32 [batch, length], `NO_LABEL` where nothing is asked.
+    """Softmax over the vocabulary at each token: outputs [batch, length, vocabulary], `xformer.nn.Logits` or a float
+    array; targets int32 [batch, length], `NO_LABEL` where nothing is asked.
 
     `loss` is in nats a token, the end of a document being one, `accuracy` the share that is named right, `perplexity`
     exp(loss). With the bytes of the text that the tokens spell (UTF-8),
@@ -53,8 +54,7 @@ class NextTokens(Family):
         A target that is no token makes the row's loss NaN where it can't be refused.
 
         Raises:
-          ValueError: outputs that are no `Logits`, targets that are no integers or don't match them, and outside of jit
-            one that is no token.
+          ValueError: targets that are no integers or don't match outputs, and outside of jit one that is no token.
         """
         loss, correct, weights = self._by_token(outputs, batch)
         total = weights.sum(axis=1)
@@ -65,17 +65,19 @@ class NextTokens(Family):
     def _by_token(self, outputs: Any, batch: Mapping[str, Any]) -> tuple[Array, Array, Array]:
         """Loss, whether it is named right, and weight of each place, float32 [batch, length]."""
         targets = batch["targets"]
-        if not hasattr(outputs, "scores"):
-            raise ValueError(f"outputs must be Logits, as those of a decoder, got {type(outputs).__name__}")
-        if not jnp.issubdtype(targets.dtype, jnp.integer):
-            raise ValueError(f"targets must be integers, got dtype {targets.dtype}")
+        in_parts = hasattr(outputs, "scores")
+        vectors, num_tokens = (outputs.hidden, outputs.vocab_size) if in_parts else (outputs, outputs.shape[-1])
+        if targets.shape != vectors.shape[:2] or vectors.ndim != 3:
+            raise ValueError(f"targets must be [batch, length] as outputs {vectors.shape}, got {targets.shape}")
         weights = jnp.where(targets == NO_LABEL, 0, family.spread(batch["weights"], targets))
-        wrong = (weights > 0) & ((targets < 0) | (targets >= outputs.vocab_size))
-        family.refuse(targets, wrong, f"token ids from 0 to {outputs.vocab_size - 1}")
-        hidden = jnp.where((weights > 0)[..., None], outputs.hidden, 0)  # what is not finite there adds nothing
-        asked = jnp.where((weights > 0) & ~wrong, targets, 0)
-        loss, best = dataclasses.replace(outputs, hidden=hidden).scores(asked)
-        return jnp.where(wrong, jnp.nan, loss), (best == asked).astype(jnp.float32), weights
+        targets, wrong = class_targets(targets, num_tokens, weights > 0)
+        if in_parts:
+            hidden = jnp.where((weights > 0)[..., None], vectors, 0)  # what is not finite there adds nothing
+            loss, best = dataclasses.replace(outputs, hidden=hidden).scores(targets)
+            correct = (best == targets).astype(jnp.float32)
+        else:
+            loss, correct = cross_entropy(family.clear(outputs, weights), targets)
+        return jnp.where(wrong, jnp.nan, loss), jnp.where(wrong, jnp.nan, correct), weights
 
     def finish(self, sums: Sums) -> dict[str, float]:
         found = super().finish(sums)

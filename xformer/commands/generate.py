@@ -1,0 +1,49 @@
+"""How a trained language model goes on with a text, which it takes for the beginning of a document.
+
+  xformer generate --workdir=runs/plays --prompt="ROMEO" --max_tokens=200 --temperature=0.8 --top_p=0.95
+
+Each text is printed with what follows it. --prompt may be given several times; without one the model begins a document
+itself. Without --temperature the likeliest token is taken each time; --num_beams=4 looks for the likeliest text.
+Exit codes: 0 finished; 2 wrong arguments; 1 anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xformer import loading
+from xformer.commands import cli
+from xformer.schema import ConfigError
+
+
+def command(argv: Sequence[str]) -> None:
+    """Runs the command line; see the module docstring."""
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--workdir", help="folder of the trained run")
+    parser.add_argument("--prompt", action="append", help="how a document begins; may be given several times")
+    parser.add_argument("--max_tokens", type=int, default=200, help="tokens that are added at most (default 200)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="above 0: draws tokens (default 0)")
+    parser.add_argument("--top_k", type=int, help="draws from the so many likeliest tokens only")
+    parser.add_argument("--top_p", type=float, help="draws from the fewest that have this probability together")
+    parser.add_argument("--num_beams", type=int, default=1, help="above 1: beam search (default 1)")
+    parser.add_argument("--length_penalty", type=float, default=0.6, help="of beam search; 0: none (default 0.6)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
+    args, overrides = parser.parse(argv)
+    if overrides:
+        raise ConfigError(f"--config.{overrides[0]}: a trained run keeps its config")
+    workdir = parser.workdir(args)
+    if not (workdir / "config.json").is_file():
+        raise ConfigError(f"--workdir: {workdir} holds no run (no config.json)")
+    run = loading.load(workdir, args.checkpoint)
+    texts = args.prompt or [""]
+    options = {
+        name: getattr(args, name)
+        for name in ("max_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
+    }
+    try:
+        found = run.generate(texts, **options)
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from error
+    for text, more in zip(texts, found, strict=True):
+        print(text + more, flush=True)
