@@ -277,7 +277,7 @@ def test_caches_are_as_small_as_the_variant_allows():
 
 
 def test_a_token_costs_no_prefix():
-    """FLOPs of a step: the layers of one token and the keys in the cache; those of a window are the same whatever it is."""
+    """FLOPs of a step: the layers of one token and the keys in the cache, whatever the length for a window."""
     flops = {}
     for name, op in {"full": Full(), "window": Window(left=3, right=0), "linear": Linear()}.items():
         model = make(op, position_embedding="none")
