@@ -15,13 +15,16 @@ from xformer import loading
 from xformer.commands import cli
 from xformer.schema import ConfigError
 
+MAX_TOKENS = 200
+
 
 def command(argv: Sequence[str]) -> None:
     """Runs the command line; see the module docstring."""
     parser = cli.Parser(__doc__)
     parser.add_argument("--workdir", help="folder of the trained run")
     parser.add_argument("--prompt", action="append", help="how a document begins; may be given several times")
-    parser.add_argument("--max_tokens", type=int, default=200, help="tokens that are added at most (default 200)")
+    parser.add_argument("--max_tokens", type=int, help="tokens that are added at most (default 200, or half of what "
+                        "the model reads)")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=0.0, help="above 0: draws tokens (default 0)")
     parser.add_argument("--top_k", type=int, help="draws from the so many likeliest tokens only")
     parser.add_argument("--top_p", type=float, help="draws from the fewest that have this probability together")
@@ -37,6 +40,8 @@ def command(argv: Sequence[str]) -> None:
         raise ConfigError(f"--workdir: {workdir} holds no run (no config.json)")
     run = loading.load(workdir, args.checkpoint)
     texts = args.prompt or [""]
+    if args.max_tokens is None:
+        args.max_tokens = min(MAX_TOKENS, max(run.preprocess.max_len // 2, 1))
     options = {
         name: getattr(args, name)
         for name in ("max_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
