@@ -272,6 +272,7 @@ def test_caches_are_as_small_as_the_variant_allows():
     counter = 4
     assert sizes["full", MAX_LEN] == MAX_LEN * row + counter and sizes["full", 16] == 16 * row + counter
     assert sizes["window", MAX_LEN] == sizes["window", 16] == 3 * row + counter
+    assert sizes["local", MAX_LEN] == sizes["local", 16] == 4 * row + counter
     assert sizes["linear", MAX_LEN] == sizes["linear", 16]
     assert sizes["linear", 16] <= 2 * 2 * (4 + 1) * (4 + 1) * 4 + 64
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from xformer.attention import ALiBi, BigBird, Full, MusicRelative, Rotary, Shaw, T5Bias, Window
+from xformer.attention import ALiBi, BigBird, Full, Local, MusicRelative, Rotary, Shaw, T5Bias, Window
 from xformer.nn import AttentionFn, MultiHeadAttention
 
 BATCH, LENGTH, MAX_LEN, WIDTH, HEADS = 2, 14, 16, 12, 4
@@ -21,6 +21,7 @@ POSITIONS = {
 OPS = {
     "full": Full(causal=True),
     "window": Window(left=4, right=0, causal=True),
+    "local": Local(block_size=4, causal=True),
     "bigbird": BigBird(block_size=2, num_random_blocks=1, num_window_blocks=1, num_global_blocks=1, causal=True),
 }
 
@@ -55,7 +56,7 @@ def test_step_by_step_gives_the_whole_sequence_at_once(name, position):
         outputs.append(out)
     np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), whole, atol=3e-6)
     # A window keeps what it can still see; absolute positions that have an end must all be kept.
-    capacity = 4 if name == "window" and position != "music" else MAX_LEN
+    capacity = 4 if name in ("window", "local") and position != "music" else MAX_LEN
     assert cache.key.shape == cache.value.shape == (BATCH, capacity, 2, 6) and cache.length == LENGTH
 
 

@@ -242,6 +242,13 @@ class Attention(AttentionCallable):
         """
         return None
 
+    def own_block(self) -> int | None:
+        """How many tokens a block has where a query sees none outside of its own, blocks being counted from position 0.
+
+        None where there is no such number.
+        """
+        return None
+
     def decode_state(self, shape: Shape, dtype: Any) -> Any:
         """The state before the first token, for `decode`: a pytree of arrays whose size no length changes.
 

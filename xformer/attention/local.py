@@ -39,6 +39,10 @@ class Local(PatternAttention):
     def token_pattern(self, kv_len: int, num_heads: int) -> pattern.Pattern:
         return pattern.Window(0, 0, self.block_size)
 
+    def own_block(self) -> int | None:
+        has_end = self.position is not None and self.position.num_positions is not None
+        return self.block_size if self.causal and not has_end else None
+
     def sees_all(self, num_positions: int) -> bool:
         return self.block_size >= num_positions
 

@@ -11,11 +11,11 @@ from flax import nnx
 
 from xformer.attention import Attention
 from xformer.models.encoder import Encoder, EncoderOptions
-from xformer.nn import Cache, Logits
-from xformer.nn.cache import StateCache, check_length
+from xformer.nn import Logits
+from xformer.nn.cache import AnyCache, check_length
 
 Array = jax.Array
-Caches = list[Cache | StateCache]
+Caches = list[AnyCache]
 """What decoding keeps, one for each layer."""
 
 

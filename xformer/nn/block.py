@@ -12,7 +12,7 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer.attention import Attention
-from xformer.nn.cache import Cache, StateCache
+from xformer.nn.cache import AnyCache
 from xformer.nn.feed_forward import Activation, FeedForward
 from xformer.nn.multi_head import MultiHeadAttention
 from xformer.nn.norm import NormType, make_norm
@@ -100,22 +100,20 @@ class EncoderBlock(nnx.Module):
     ) -> Array: ...
 
     @overload
-    def __call__(
-        self, x: Array, mask: Array | None = None, *, cache: Cache | StateCache
-    ) -> tuple[Array, Cache | StateCache]: ...
+    def __call__(self, x: Array, mask: Array | None = None, *, cache: AnyCache) -> tuple[Array, AnyCache]: ...
 
     def __call__(
         self,
         x: Array,
         mask: Array | None = None,
         *,
-        cache: Cache | StateCache | None = None,
+        cache: AnyCache | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
         global_tokens: Array | None = None,
         segment_ids: Array | None = None,
-    ) -> Array | tuple[Array, Cache | StateCache]:
+    ) -> Array | tuple[Array, AnyCache]:
         """Maps `[batch, length, width]` to the same; `mask` bool `[batch, length]` is True at real tokens.
 
         `plan`, `global_tokens` and `segment_ids` are for the attention op, see MultiHeadAttention. So is `cache`: then

@@ -92,6 +92,38 @@ class Cache:
         return following, keys, values, {"query_offset": capacity, "mask": filled[:, None, None, :]}
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["key", "value", "length"], meta_fields=["max_len"])
+@dataclasses.dataclass(frozen=True)
+class BlockCache:
+    """The keys and values of the block that the next token lies in, for an op that sees no other (a causal Local).
+
+    Attributes:
+      key, value: `[batch, block, num_kv_heads, head_dim]`, each at its place in the block.
+      length: int32 `[]`, tokens seen so far, or `[batch]` where that differs between examples.
+      max_len: tokens that may be seen in all.
+    """
+
+    key: Array
+    value: Array
+    length: Array
+    max_len: int
+
+    def attend(
+        self, attention_fn: Any, query: Array, key: Array, value: Array, mask: Array | None, options: dict[str, Any]
+    ) -> tuple[Array, BlockCache]:
+        """As `Cache.attend` does; `mask` bool `[batch, new]` is True at real tokens, which come first."""
+        query, (block, new) = check_length(query, self.length, self.max_len), (self.key.shape[1], key.shape[1])
+        seen = self.length + (new if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
+        place = self.length % block  # where the block begins counts for the op, and not which block it is
+        longer = lambda x, by: jnp.pad(x, ((0, 0), (0, by), (0, 0), (0, 0)))
+        pairs = ((self.key, key), (self.value, value))
+        keys, values = (_put(longer(old, new - 1), x.astype(old.dtype), place) for old, x in pairs)
+        out = attention_fn(query, keys, values, query_offset=place, **options)
+        start = (place + seen - self.length) // block * block
+        keys, values = (_last(longer(x, block), start, block) for x in (keys, values))
+        return out, BlockCache(keys, values, seen, self.max_len)
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["state"], meta_fields=["max_len"])
 @dataclasses.dataclass(frozen=True)
 class StateCache:
@@ -122,6 +154,9 @@ class StateCache:
         return out, dataclasses.replace(self, state=state)
 
 
+AnyCache = Cache | BlockCache | StateCache
+
+
 def init_cache(
     op: Attention,
     batch: int,
@@ -131,7 +166,7 @@ def init_cache(
     dtype: Dtype = jnp.float32,
     *,
     num_heads: int | None = None,
-) -> Cache | StateCache:
+) -> AnyCache:
     """An empty cache for up to `max_len` tokens of `batch` sequences, as small as the op allows.
 
     `num_heads`, the heads of the queries, is `num_kv_heads` by default.
@@ -144,11 +179,13 @@ def init_cache(
     state = op.decode_state(Shape(batch, 1, 1, num_heads or num_kv_heads, head_dim, num_kv_heads), dtype)
     if state is not None:
         return StateCache(state, max_len)
+    empty = lambda capacity: jnp.zeros((batch, capacity, num_kv_heads, head_dim), dtype)
+    if (block := op.own_block()) is not None and block < max_len:
+        return BlockCache(empty(block), empty(block), jnp.zeros((), jnp.int32), max_len)
     lookback = op.lookback()
     lookback = None if lookback is None or lookback >= max_len else lookback
     capacity = max_len if lookback is None else lookback
-    empty = jnp.zeros((batch, capacity, num_kv_heads, head_dim), dtype)
-    return Cache(empty, empty, jnp.zeros((), jnp.int32), lookback, max_len)
+    return Cache(empty(capacity), empty(capacity), jnp.zeros((), jnp.int32), lookback, max_len)
 
 
 def _following(length: Array, new: int) -> Array:
@@ -165,7 +202,9 @@ def _put(old: Array, new: Array, length: Array) -> Array:
 
 
 def _last(x: Array, step: int | Array, capacity: int) -> Array:
-    """The `capacity` entries from `step` (an int or `[batch]`) on, of `x` `[batch, capacity + new, ...]`."""
+    """The `capacity` entries from `step` (an int, `[]` or `[batch]`) on, of `x` `[batch, capacity + new, ...]`."""
     if isinstance(step, int):
         return x[:, step : step + capacity]
+    if not step.ndim:
+        return jax.lax.dynamic_slice_in_dim(x, step, capacity, axis=1)
     return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, capacity))(x, step)

@@ -12,7 +12,7 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention
 from xformer.nn.attention_fn import AttentionFn
-from xformer.nn.cache import Cache, StateCache, init_cache
+from xformer.nn.cache import AnyCache, init_cache
 from xformer.nn.check import check_heads, check_rates
 from xformer.nn.linear_general import LinearGeneral
 from xformer.nn.norm import RMSNorm
@@ -91,7 +91,7 @@ class MultiHeadAttention(nnx.Module):
         self.dropout_rate, self.share_qk = dropout_rate, share_qk
         self.num_heads, self.kv_heads, self.head_dim, self.dtype = num_heads, num_kv_heads, head_dim, dtype
 
-    def init_cache(self, batch: int, max_len: int) -> Cache | StateCache:
+    def init_cache(self, batch: int, max_len: int) -> AnyCache:
         """An empty cache for decoding up to `max_len` tokens of `batch` sequences, as small as the op allows.
 
         Raises:
@@ -125,10 +125,10 @@ class MultiHeadAttention(nnx.Module):
         x: Array,
         mask: Array | None = None,
         *,
-        cache: Cache | StateCache,
+        cache: AnyCache,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-    ) -> tuple[Array, Cache | StateCache]: ...
+    ) -> tuple[Array, AnyCache]: ...
 
     def __call__(
         self,
@@ -137,13 +137,13 @@ class MultiHeadAttention(nnx.Module):
         *,
         context: Array | None = None,
         segment_ids: Array | tuple[Array, Array] | None = None,
-        cache: Cache | StateCache | None = None,
+        cache: AnyCache | None = None,
         query_offset: int | Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
         global_tokens: Array | None = None,
-    ) -> Array | tuple[Array, Cache | StateCache]:
+    ) -> Array | tuple[Array, AnyCache]:
         """Attends within each sequence, to `context`, or to the tokens so far.
 
         Args:
