@@ -31,8 +31,8 @@ class EncoderBlock(nnx.Module):
     Args:
       width: features of the input and of the output.
       num_heads, num_kv_heads, head_dim, share_qk, attention_fn, qk_norm: see MultiHeadAttention.
-      mlp_dim, activation: see FeedForward; with mlp_dim 0 the block is attention alone, as in the models of Arora et al.
-        2024, section 4.
+      mlp_dim, activation: see FeedForward; with mlp_dim 0 the block is attention alone, as in the models of Arora et
+        al. 2024, section 4.
       norm: "pre" or "post".
       norm_type: "layer", layer normalization, or "rms", RMSNorm. norm_epsilon: what it adds to the variance.
       dropout_rate: after attention and inside and after the feed-forward layer.
@@ -77,9 +77,8 @@ class EncoderBlock(nnx.Module):
             **kwargs,
         )
         norm_of: dict[str, Any] = {"epsilon": norm_epsilon, **kwargs}
-        self.feed_forward: FeedForward | None = None
-        if mlp_dim != 0:
-            self.feed_forward = FeedForward(width, mlp_dim, dropout_rate=dropout_rate, activation=activation, **kwargs)
+        feed = {"dropout_rate": dropout_rate, "activation": activation, **kwargs}
+        self.feed_forward = FeedForward(width, mlp_dim, **feed) if mlp_dim != 0 else None
         self.attention_norm = make_norm(norm_type, width, **norm_of)
         self.feed_forward_norm = make_norm(norm_type, width, **norm_of) if mlp_dim != 0 else None
         self.dropout = nnx.Dropout(dropout_rate)
@@ -133,19 +132,13 @@ class EncoderBlock(nnx.Module):
                 out_BxTxW, following = self.attention(x_BxTxW, mask, cache=cache, **options)
             return out_BxTxW.reshape(x_NxW.shape)
 
-        def drop(x_NxW: Array) -> Array:
-            return self.dropout(x_NxW, deterministic=deterministic, rngs=rngs)
+        def add(x_NxW: Array, layer: Callable[[Array], Array], norm: Callable[[Array], Array]) -> Array:
+            drop = functools.partial(self.dropout, deterministic=deterministic, rngs=rngs)
+            return x_NxW + drop(layer(norm(x_NxW))) if self.norm == "pre" else norm(x_NxW + drop(layer(x_NxW)))
 
-        x = flatten(x)
-        if self.norm == "pre":
-            x = x + drop(attend(self.attention_norm(x)))
-        else:
-            x = self.attention_norm(x + drop(attend(x)))
+        x = add(flatten(x), attend, self.attention_norm)
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             feed = functools.partial(self.feed_forward, deterministic=deterministic, rngs=rngs)
-            if self.norm == "pre":
-                x = x + drop(feed(self.feed_forward_norm(x)))
-            else:
-                x = self.feed_forward_norm(x + drop(feed(x)))
+            x = add(x, feed, self.feed_forward_norm)
         out: Array = x.reshape(shape)
         return out if following is None else (out, following)
