@@ -8,7 +8,7 @@ import pytest
 from ml_collections import ConfigDict, config_dict
 
 from xformer import config as configs
-from xformer import experiment, shipped
+from xformer import experiment, presets, shipped
 from xformer.config import ConfigError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -97,7 +97,9 @@ def test_comparisons_change_attention_and_seed_only(name):
         for _, seed, run in runs:
             assert run.seed == seed and run.train.num_steps == 10
             changed = {key for key in run if run[key] != comparison.base[key]}
-            assert changed <= {"name", "attention", "seed"}
+            asked = presets.of_model(run.attention, comparison.base.model)  # such as keys that are the queries
+            assert changed <= {"name", "attention", "seed"} | ({"model"} if asked else set())
+            assert run.model.to_dict() == comparison.base.model.to_dict() | asked
 
 
 def test_the_kernel_documents_are_compared_from_scratch_or_pretrained():
