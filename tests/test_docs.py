@@ -44,12 +44,12 @@ TINY = {
 TINY_BENCH = ["--lengths=16", "--heads=1", "--head_dim=4", "--block_size=8", "--rank=4", "--rounds=1", "--peers=none"]
 TINY_REPORT = ["seeds=(0,)", "report.cost_lengths=(32,)", "report.measure_up_to=0"]
 # Many hosts, data that takes minutes to prepare, and comparisons of whole size: their configs are checked.
-CHECKED_ONLY = re.compile(r"srun|--coordinator|imdb|=masked_lm|--config=(configs/)?compare_|=lra/")
+CHECKED_ONLY = re.compile(r"srun|--coordinator|imdb|=masked_lm|runs/(plays|kernel)|--config=(configs/)?compare_|=lra/")
 
 
 def tiny(spec):
     """Overrides that make any shipped experiment small."""
-    return TINY | ({"task.max_len": 64} if "documents" in spec else LISTOPS)
+    return TINY | ({"task.max_len": 64} if "documents" in spec or "language_model" in spec else LISTOPS)
 
 
 def commands(block):
@@ -83,7 +83,7 @@ def run_command(words):
         return
     if name == "bench":
         args = [*args, *TINY_BENCH]
-    elif name in ("predict", "data"):
+    elif name in ("predict", "generate", "data"):
         pass
     else:
         keys = {key: value for key, value in tiny(spec).items() if not any(f"{key}=" in o for o in overrides)}
