@@ -58,6 +58,9 @@ def test_all_shipped_configs_are_known_here():
 @pytest.mark.parametrize("variant", [*VARIANTS, "bigbird+shaw", "window+rotary", "window+alibi"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_variant_of_every_config_loads(name, variant):
+    if (name, variant) == ("language_model", "linformer"):
+        assert refusal("language_model.py:linformer", "train.num_steps=10").startswith("attention.causal: Linformer")
+        return
     config = load(f"{name}.py:{variant}", "train.num_steps=10")
     assert config.name == f"{name}_{variant}".replace("/", "_") and config.train.num_steps == 10
 

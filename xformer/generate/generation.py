@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,28 +13,10 @@ from flax import nnx
 from xformer.checks import check_integer, is_integer
 from xformer.generate import beam_search, sampling
 from xformer.generate.prefill import prefill
+from xformer.generate.settings import Settings
 
 Array = jax.Array
 SMALLEST_BUCKET = 16  # tokens; others are the powers of two above
-
-
-class Settings(NamedTuple):
-    """What a compiled program is made for.
-
-    Attributes:
-      max_tokens: room for new tokens; capacity: tokens that the caches have room for.
-      uniform: all prompts are equally long.
-      greedy, top_k, top_p: how a token is drawn; whether there is a `top_p`.
-      num_beams: 1 for no beam search.
-    """
-
-    max_tokens: int
-    capacity: int
-    uniform: bool
-    greedy: bool
-    top_k: int | None
-    top_p: bool
-    num_beams: int
 
 
 def generate(

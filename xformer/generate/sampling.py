@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from xformer.generate.prefill import next_logits
-
-if TYPE_CHECKING:
-    from xformer.generate.generation import Settings
+from xformer.generate.settings import Settings
 
 Array = jax.Array
 
