@@ -148,7 +148,7 @@ def errors(monkeypatch):
     """Runs train nothing; a run whose (variant, seed) is in this dict raises the error that stands there."""
     found: dict[tuple[str, int], BaseException] = {}
 
-    def trainer(self, workdir, data_dir=None, progress=None, like=None):
+    def trainer(self, workdir, data_dir=None, progress=None, like=None, test=True):
         variant = self.name.removeprefix("tiny-")
         return FakeTrainer(workdir, self.seed, found.get((variant, self.seed)), self.judged, self.task.open(data_dir))
 

@@ -6,13 +6,13 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from xformer import experiment, presets, pretraining, schema, sections, shipped
+from xformer import budget, experiment, presets, pretraining, schema, sections, shipped, tuning
 from xformer.checks import ArgumentError
 from xformer.experiment import Experiment
 from xformer.schema import ConfigError, Text
@@ -25,6 +25,7 @@ __all__ = [
     "check_comparison",
     "comparison_parts",
     "comparison_runs",
+    "comparison_trials",
     "load_comparison",
     "load_config",
     "load_experiment",
@@ -193,6 +194,9 @@ COMPARISON = {
     "report": schema.Parameter(Any, {}),
     "baseline": schema.Parameter(str | None, None),
     "pretrain": schema.Parameter(Any, None),
+    "tune": schema.Parameter(Any, None),
+    "tune_seed": schema.Parameter(int | None, None),
+    "budget": schema.Parameter(Any, None),
 }
 
 
@@ -268,7 +272,8 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
 
     So does a task where there are `tasks`, for all variants, before them; under `variants` it says what a variant
     changes on this task alone. With `pretrain` every run starts from a pretraining of its own; see
-    `xformer.pretraining.Pretrain`.
+    `xformer.pretraining.Pretrain`. `tune` lists values to try, for all variants or under `variants.NAME.tune` for one;
+    see `xformer.tuning`. `budget` says what a run may cost; see `xformer.budget`.
     """
     given = _plain(config)
     checked = schema.check_keys("", given, COMPARISON, "a comparison")
@@ -298,10 +303,17 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
         raise ConfigError(f"seeds: got {seeds}, takes different integers from 0 to 2**32 - 1")
     name, base = checked["name"], schema.as_mapping("base", checked["base"])
     variants = {
-        variant: _check_changes(f"variants.{variant}", changes, sections.SECTIONS, "a variant")
+        variant: _check_changes(f"variants.{variant}", changes, (*sections.SECTIONS, "tune"), "a variant")
         for variant, changes in checked["variants"].items()
     }
-    checked["base"], checked["variants"] = _check_runs(name, base, variants, seeds[0])
+    grids = {
+        variant: {"tune": tuning.complete(f"variants.{variant}.tune", own)} if own is not None else {}
+        for variant, changes in variants.items()
+        for own in [_none(changes.pop("tune", None))]
+    }
+    checked["base"], found = _check_runs(name, base, variants, seeds[0])
+    checked["variants"] = {variant: changes | grids[variant] for variant, changes in found.items()}
+    _check_tuning_and_budget(checked)
     for task, given_changes in checked["tasks"].items():
         path = f"tasks.{task}"
         changes = _check_changes(path, given_changes, (*sections.SECTIONS, "variants"), "a task")
@@ -317,17 +329,47 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
         checked["tasks"][task] = differs | {"variants": found}
     if not checked["tasks"]:
         del checked["tasks"]  # so that comparisons without are what they always were
-    given_pretrain = checked["pretrain"]
-    if (given_pretrain.literal() if isinstance(given_pretrain, Text) else given_pretrain) is None:
+    if _none(checked["pretrain"]) is None:
         del checked["pretrain"]
     else:
         checked["pretrain"] = pretraining.complete(checked["pretrain"])
     config = experiment.as_config(_plain(checked))
     for part in comparison_parts(config).values():
-        for _, seed, run in comparison_runs(part):
+        for variant, seed, run in comparison_runs(part):
             if seed == seeds[0]:
                 pretraining_run(part, run)
+                if "budget" in checked and run.train.num_epochs is not None:
+                    raise ConfigError(
+                        f"train.num_epochs: got {run.train.num_epochs}, takes None where there is a budget"
+                    )
+                if "steps" in checked.get("budget", {}):
+                    budget.check_warmup(run, variant, checked["budget"])
+        for variant, values, run in comparison_trials(part):
+            try:
+                check(run)
+            except ConfigError as error:
+                raise ConfigError(f"tune: {variant} with {tuning.spelt(values)}: {error}") from None
     return config
+
+
+def _none(value: Any) -> Any:
+    """The value; None where that is what a text on the command line spells."""
+    return None if isinstance(value, Text) and value.literal() is None else value
+
+
+def _check_tuning_and_budget(checked: dict[str, Any]) -> None:
+    """Checks `tune`, `tune_seed` and `budget` and completes them; those that are not used are left out."""
+    for key, complete in (("tune", lambda given: tuning.complete("tune", given)), ("budget", budget.complete)):
+        if _none(checked[key]) is None:
+            del checked[key]
+        else:
+            checked[key] = complete(checked[key])
+    tuned = "tune" in checked or any("tune" in changes for changes in checked["variants"].values())
+    if tuned:
+        tuning.check_numbers(checked.get("tune"), checked["variants"])
+        checked["tune_seed"] = tuning.seed_for(checked["tune_seed"], checked["seeds"])
+    elif checked.pop("tune_seed") is not None:
+        raise ConfigError("tune_seed: takes None where nothing is tuned; tune says what is")
 
 
 def _check_changes(path: str, changes: Any, takes: Sequence[str], what: str) -> dict[str, Any]:
@@ -363,7 +405,9 @@ def comparison_parts(config: ConfigDict) -> dict[str, ConfigDict]:
     parts = {}
     for task, changes in given.pop("tasks").items():
         base = _merge(given["base"], {key: value for key, value in changes.items() if key != "variants"})
-        part = {"name": f"{config.name}-{task}", "base": base, "variants": changes["variants"]}
+        grids = {name: {"tune": own["tune"]} for name, own in given["variants"].items() if "tune" in own}
+        variants = {name: own | grids.get(name, {}) for name, own in changes["variants"].items()}
+        part = {"name": f"{config.name}-{task}", "base": base, "variants": variants}
         parts[task] = experiment.as_config(given | part)
     return parts
 
@@ -384,15 +428,53 @@ def pretraining_run(config: ConfigDict, run: ConfigDict) -> ConfigDict | None:
         raise ConfigError(f"pretrain: {str(error).removeprefix('pretrain: ')}") from None
 
 
-def comparison_runs(config: ConfigDict) -> list[tuple[str, int, ConfigDict]]:
-    """(variant, seed, complete experiment config) of every run of a checked comparison, variants in order."""
+def comparison_runs(
+    config: ConfigDict,
+    tuned: Mapping[str, Mapping[str, Any]] | None = None,
+    steps: Mapping[str, int | None] | None = None,
+) -> list[tuple[str, int, ConfigDict]]:
+    """(variant, seed, complete experiment config) of every run of a checked comparison, variants in order.
+
+    Args:
+      tuned: the values that were chosen, dotted key -> value, by variant; others run as the config has them.
+      steps: how many each variant takes by the budget; others take those of the config, or of a budget in steps.
+    """
     runs = []
-    for variant, changes in config.variants.items():
-        run = _run_config(config.name, _plain(config.base), variant, _plain(changes))
-        if "pretrain" in config and run["train"]["init_from"] is None:
-            run["train"] = {**run["train"], "init_from": pretraining.FOLDER}
+    for variant in config.variants:
+        values = (tuned or {}).get(variant, {})
+        run = _comparison_run(config, variant, values, (steps or {}).get(variant))
         runs += [(variant, seed, experiment.as_config(run | {"seed": seed})) for seed in config.seeds]
     return runs
+
+
+def comparison_trials(
+    config: ConfigDict, steps: Callable[[str, Mapping[str, Any]], int | None] = lambda variant, values: None
+) -> list[tuple[str, dict[str, Any], ConfigDict]]:
+    """(variant, values, complete experiment config) of every trial of a checked comparison, variants in order.
+
+    Args:
+      steps: how many a trial takes by the budget, of its variant and values; None: as the config has it.
+    """
+    trials = []
+    for variant, changes in config.variants.items():
+        grid = tuning.grid_of(config.get("tune"), changes)
+        for values in tuning.points(_plain(grid)):
+            run = _comparison_run(config, variant, values, steps(variant, values))
+            trials.append((variant, values, experiment.as_config(run | {"seed": config.tune_seed})))
+    return trials
+
+
+def _comparison_run(
+    config: ConfigDict, variant: str, values: Mapping[str, Any], num_steps: int | None
+) -> dict[str, Any]:
+    """The complete config of a variant's runs, without their seed."""
+    changes = {key: value for key, value in _plain(config.variants[variant]).items() if key != "tune"}
+    run = _run_config(config.name, _plain(config.base), variant, changes)
+    if "pretrain" in config and run["train"]["init_from"] is None:
+        run["train"] = {**run["train"], "init_from": pretraining.FOLDER}
+    run = override(run, values)
+    num_steps = num_steps or config.get("budget", {}).get("steps")
+    return budget.scaled(run, num_steps) if num_steps else run
 
 
 def _run_config(name: str, base: Mapping[str, Any], variant: str, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,11 @@ def comparison_help(
         rows += _rows("pretrain", config["pretrain"], pretrain)
     else:
         rows.append(("pretrain", "None", "None", f"a section of {', '.join(schema.parameters(pretrain))}"))
+    rows += [
+        ("tune", schema.show(config.get("tune")), "None", "values to try by key, such as tune.optimizer.learning_rate"),
+        ("tune_seed", schema.show(config.get("tune_seed")), "None", "the seed of trials, none of seeds"),
+        ("budget", schema.show(config.get("budget")), "None", "one of steps, train_flops, seconds, and how much of it"),
+    ]
     return f"{_table(rows)}\n\nbase (the command line takes its sections without `base.` too):\n\n" + experiment_help(
         config["base"]
     )

@@ -88,11 +88,13 @@ class Experiment:
         data_dir: str | Path | None = None,
         progress: Callable[[str], None] | None = None,
         like: Engine | None = None,
+        test: bool = True,
     ) -> Trainer:
         """The trainer of this experiment in `workdir`, its data prepared and opened.
 
         Args:
           like: the engine of a run of an experiment with the same `steps_key`: nothing is compiled again.
+          test: whether the test split is scored at the end.
 
         Raises:
           DataMissing: the data is not there and can't be made; the message says how to get it.
@@ -119,6 +121,7 @@ class Experiment:
             callbacks=parts.make_callbacks(self.config.to_dict()["train"]),
             complete=complete,
             like=like,
+            test=test,
         )
 
 

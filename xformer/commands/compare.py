@@ -6,10 +6,11 @@ A comparison config has `name`, `base` (an experiment), `variants` (name -> what
 `attention`), `seeds` and `report`; `baseline` names the variant that the others are compared with (full attention, or
 else the first). With `tasks` (name -> what it changes of the base, as a rule only `task`) the variants are compared on
 each of them, under WORKDIR/TASK, and the report begins with one table of all. With `pretrain` (`num_steps` and more)
-every run starts from a masked language model of its own, trained first. The same command again skips the runs that are
-finished and resumes the others; it ends with the table, and `report.html`, `report.md`, `results.jsonl` (every run) and
-`comparison.json` (the tables) lie in the workdir. `--config.variants=full,local --config.seeds=0,1` picks runs by name,
-and adds them to a comparison that is finished.
+every run starts from a masked language model of its own, trained first. With `tune` (values to try by key) each variant
+is tuned before its runs; `budget` (`steps`, `train_flops` or `seconds`) says what each run may cost. The same command
+again skips the runs that are finished and resumes the others; it ends with the table, and `report.html`, `report.md`,
+`results.jsonl` (every run and trial) and `comparison.json` (the tables) lie in the workdir.
+`--config.variants=full,local --config.seeds=0,1` picks runs by name, and adds them to a comparison that is finished.
 Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 some run failed,
 all others are done.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from ml_collections import ConfigDict
 
 from xformer import extras, report
 from xformer.bench import attention_costs
-from xformer.commands import cli, dry_run, hosts, pictures
-from xformer.commands.comparison_runs import Planned, interrupted, plan, prepare, train
+from xformer.commands import budgets, cli, dry_run, hosts, pictures, tuned
+from xformer.commands.comparison_plan import Planned, plan, plan_trials
+from xformer.commands.comparison_runs import interrupted, prepare, train
 from xformer.config import (
     COMPARISON,
     ReportOptions,
@@ -44,7 +46,7 @@ from xformer.pretraining import Pretrain
 from xformer.report import results
 from xformer.report.formatting import listed
 from xformer.schema import ConfigError
-from xformer.train import Interrupted, WorkdirMismatch
+from xformer.train import Engine, Interrupted, WorkdirMismatch
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import barrier
 
@@ -77,7 +79,8 @@ def command(argv: Sequence[str]) -> None:
     parts = comparison_parts(config)
     runs = plan(parts, workdir)
     if args.dry_run:
-        print(dry_run.table(runs, args.data_dir))
+        trials = tuned.undecided(plan_trials(parts, workdir), workdir)
+        print(dry_run.table(runs, args.data_dir, trials, parts))
         return
     main = hosts.is_main()
     with folders.lock(workdir) if main else contextlib.nullcontext():
@@ -90,21 +93,51 @@ def command(argv: Sequence[str]) -> None:
         barrier("comparison claimed")
         failed: list[Planned] = []
         stopped: list[Planned] = []
+        hopeless: list[str] = []
         if not args.report_only:
-            fingerprints = prepare(runs, args.data_dir)
-            failed, stopped = train(runs, args.data_dir, fingerprints)
+            failed, stopped, hopeless = train_all(parts, workdir, args.data_dir)
+            runs = plan(parts, workdir)
         if main:
             written = write_report(workdir, config, runs)
             print(written.table)
             for warning in written.warnings:
                 print(f"! {warning}")
             print(f"report: {written.html}", flush=True)
+    if hopeless:
+        raise cli.CommandFailed(f"no trial of {listed(hopeless)} finished, so nothing is chosen and no run of it is "
+                                "trained; another grid needs another workdir")  # fmt: skip
     if failed:
-        raise cli.CommandFailed(f"{len(failed)} of {len(runs)} runs failed: {listed([str(run) for run in failed])}; "
+        what = f"{len(failed)} of {len(runs)} runs" if failed[0].role == "run" else f"{len(failed)} trials"
+        raise cli.CommandFailed(f"{what} failed: {listed([str(run) for run in failed])}; "
                                 "the same command tries them again")  # fmt: skip
     if stopped:
-        raise Interrupted(f"{len(stopped)} of {len(runs)} runs stopped at stop_at_step, saved; "
+        what = f"{len(stopped)} of {len(runs)} runs" if stopped[0].role == "run" else f"{len(stopped)} trials"
+        raise Interrupted(f"{what} stopped at stop_at_step, saved; "
                           "the same command with a later stop_at_step, or None, goes on from there", 0)  # fmt: skip
+
+
+def train_all(
+    parts: Mapping[str, ConfigDict], workdir: Path, data_dir: str | None
+) -> tuple[list[Planned], list[Planned], list[str]]:
+    """Steps by the budget, then the trials, then the runs with what was chosen; only what is not done yet.
+
+    Returns:
+      The runs (or, where they keep runs from starting, trials) that failed, those that stopped at `stop_at_step`, and
+      the variants none of whose trials finished.
+
+    Raises:
+      ConfigError: the budget is too small.
+    """
+    runs, trials = plan(parts, workdir), plan_trials(parts, workdir)
+    fingerprints = prepare(runs, data_dir, trials)
+    budgets.settle(trials or runs, parts, workdir, data_dir)
+    trials = tuned.undecided(plan_trials(parts, workdir), workdir)
+    engines: dict[Hashable, Engine] = {}
+    failed_trials, stopped_trials = train(trials, data_dir, fingerprints, engines)
+    hopeless = tuned.choose(trials, workdir)
+    failed, stopped = train(plan(parts, workdir), data_dir, fingerprints, engines)
+    failed_trials = [trial for trial in failed_trials if not trial.ended]
+    return failed_trials or failed, stopped_trials or stopped, hopeless
 
 
 def claim(workdir: Path, config: ConfigDict) -> ConfigDict:
@@ -169,7 +202,8 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
     seen: list[tuple[attention_costs.Plan, int]] = []
     try:
         for task, part in comparison_parts(config).items():
-            experiments = {variant: build(run) for variant, seed, run in comparison_runs(part) if seed == part.seeds[0]}
+            chosen = comparison_runs(part, results.tuned(workdir / task))
+            experiments = {variant: build(run) for variant, seed, run in chosen if seed == part.seeds[0]}
             plan, length = costs_of(part, experiments, results.load(workdir / task)), build(part.base).task.length
             own = measured[task] = report.Measured(reaches=reaches(experiments))
             if (plan, length) in seen:

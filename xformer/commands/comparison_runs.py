@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import statistics
 import time
@@ -16,7 +15,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer.commands import cli, hosts, inspect
-from xformer.config import comparison_runs, pretraining_run
+from xformer.commands.comparison_plan import Planned, plan
 from xformer.experiment import Experiment, build
 from xformer.pretraining import FOLDER
 from xformer.report import results, summary
@@ -27,55 +26,19 @@ from xformer.train import workdir as folders
 from xformer.train.progress import clock
 from xformer.train.step import num_params
 
+__all__ = ["Planned", "interrupted", "plan", "prepare", "train", "train_one"]
+
 GO_ON = "the same command goes on from there"
 MAX_ENGINES = 32  # whose compiled steps are kept for the other seeds
 
 
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """One run that a comparison asks for.
-
-    pretraining: the config of the run that it starts from, in a folder of its own folder; None where there is none.
-    """
-
-    task: str  # empty where the comparison has one only
-    variant: str
-    seed: int
-    config: ConfigDict
-    folder: Path
-    pretraining: ConfigDict | None = None
-
-    def __str__(self) -> str:
-        return f"{self.label}, seed {self.seed}"
-
-    @property
-    def label(self) -> str:
-        """What is compared: runs that differ by seed only have one label."""
-        return f"{self.variant} on {self.task}" if self.task else self.variant
-
-    @property
-    def result(self) -> dict | None:
-        """What the finished run found; None where it is not finished or its `result.json` is damaged."""
-        return results.read_result(self.folder)
-
-
-def plan(parts: Mapping[str, ConfigDict], workdir: Path) -> list[Planned]:
-    """Every run, the seeds one after the other, so that a comparison cut short has all variants.
+def prepare(
+    runs: Sequence[Planned], data_dir: str | None, trials: Sequence[Planned] = ()
+) -> dict[str, Mapping[str, Any]]:
+    """Makes the data, checks it against that of the runs that are there, and compares the variants' parameters.
 
     Args:
-      parts: the comparisons of `xformer.config.comparison_parts`, by task.
-    """
-    runs = [
-        Planned(task, variant, seed, run, results.run_folder(workdir / task, variant, seed), pretraining_run(part, run))
-        for task, part in parts.items()
-        for variant, seed, run in comparison_runs(part)
-    ]
-    order = {seed: index for index, seed in enumerate(next(iter(parts.values())).seeds)}
-    return sorted(runs, key=lambda run: order[run.seed])
-
-
-def prepare(runs: Sequence[Planned], data_dir: str | None) -> dict[str, Mapping[str, Any]]:
-    """Makes the data, checks it against that of the runs that are there, and compares the variants' parameters.
+      trials: those before the runs, on the same data.
 
     Returns:
       The data's fingerprint by task; it has to stay that until the last run has ended.
@@ -101,8 +64,8 @@ def prepare(runs: Sequence[Planned], data_dir: str | None) -> dict[str, Mapping[
                 cli.say(f"warning: not checked whether the data has changed: {error}")
                 return {}
             fingerprints[repr(task)] = task.open(data_dir).fingerprint
-        for run in runs:
-            if run.label == label:
+        for run in (*runs, *trials):
+            if (run.task, run.variant) == (first_runs[label].task, first_runs[label].variant):
                 data_record.check(run.folder, fingerprints[repr(task)])
     if finished:
         return fingerprints
@@ -125,9 +88,16 @@ def _compare_sizes(first_runs: Mapping[str, Planned], built: Mapping[str, Experi
 
 
 def train(
-    runs: Sequence[Planned], data_dir: str | None, fingerprints: Mapping[str, Mapping[str, Any]]
+    runs: Sequence[Planned],
+    data_dir: str | None,
+    fingerprints: Mapping[str, Mapping[str, Any]],
+    engines: MutableMapping[Hashable, Engine] | None = None,
 ) -> tuple[list[Planned], list[Planned]]:
     """Trains what is not finished; the runs that failed and those that stopped at `stop_at_step`.
+
+    Args:
+      runs: all of them runs, or all of them trials; those that wait are left out.
+      engines: see `train_one`.
 
     Raises:
       Interrupted: a signal came; the message says what is done.
@@ -136,15 +106,14 @@ def train(
     failed: list[Planned] = []
     stopped: list[Planned] = []
     seconds: dict[str, list[float]] = {}
-    engines: dict[Hashable, Engine] = {}
-    todo = [run for run in runs if run.result is None]
-    if len(todo) < len(runs):
-        cli.say(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
+    engines = {} if engines is None else engines
+    todo = [run for run in runs if not run.ended and not run.waits]
+    done = sum(run.ended for run in runs)
+    if done:
+        cli.say(f"{done} of {len(runs)} {_what(runs)} are finished already")
     for number, run in enumerate(todo):
         left = time_left(runs, todo[number:], seconds)
-        cli.say(
-            f"run {len(runs) - len(todo) + number + 1} of {len(runs)}: {run}" + (f", about {left} left" if left else "")
-        )
+        cli.say(f"{run.role} {done + number + 1} of {len(runs)}: {run}" + (f", about {left} left" if left else ""))
         began = time.perf_counter()
         try:
             train_one(run, data_dir, fingerprints, engines)
@@ -159,13 +128,13 @@ def train(
         except (ProcessLost, DataChanged):
             raise
         except Exception as error:  # one run's failure must not cost the others
-            line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            line, kind = f"{type(error).__name__}: {' '.join(str(error).split())}", type(error).__name__
             if not isinstance(error, (*cli.FORESEEN, ValueError)):
                 traceback.print_exc()
             cli.say(f"failed: {run}: {line}")
             if hosts.is_main():
                 run.folder.mkdir(parents=True, exist_ok=True)
-                folders.write_json(run.folder / "failure.json", {"error": line})
+                folders.write_json(run.folder / "failure.json", {"error": line, "kind": kind})
             failed.append(run)
     return failed, stopped
 
@@ -185,7 +154,7 @@ def train_one(
         (run.folder / "failure.json").unlink(missing_ok=True)
     if run.pretraining is not None:
         _fit(run.pretraining, run.folder / FOLDER, data_dir, {}, engines)
-    _fit(run.config, run.folder, data_dir, fingerprints, engines)
+    _fit(run.config, run.folder, data_dir, fingerprints, engines, test=run.role == "run")
 
 
 def _fit(
@@ -194,8 +163,12 @@ def _fit(
     data_dir: str | None,
     fingerprints: Mapping[str, Mapping[str, Any]],
     engines: MutableMapping[Hashable, Engine],
+    test: bool = True,
 ) -> None:
-    """Trains a run to its end; of a finished one only what it was trained on is checked."""
+    """Trains a run to its end; of a finished one only what it was trained on is checked.
+
+    test: whether the test split is scored at the end: not that of a trial, so that nothing is chosen by it.
+    """
     finished = results.read_result(folder) is not None
     if not finished and hosts.is_main() and (damaged := folder / "result.json").exists():
         cli.say(f"{damaged} is damaged: it is made again from the run's last checkpoint")
@@ -203,7 +176,7 @@ def _fit(
     experiment = build(config)
     try:
         like = engines.get(experiment.steps_key)
-        trainer = experiment.trainer(folder, data_dir, progress=cli.say, like=like)
+        trainer = experiment.trainer(folder, data_dir, progress=cli.say, like=like, test=test)
         known = fingerprints.get(repr(experiment.task), trainer.data.fingerprint)  # not of what is started from
         if changes := data_record.differences(known, trainer.data.fingerprint):
             run = f"{experiment.name}, seed {experiment.seed}"
@@ -220,8 +193,12 @@ def _fit(
 
 def interrupted(runs: Sequence[Planned], where: str) -> Interrupted:
     """What an interruption says: how many runs are finished, and `where` the others stand."""
-    done = sum(run.result is not None for run in runs)
-    return Interrupted(f"{done} of {len(runs)} runs are finished, {where}; {GO_ON}", 0)
+    done = sum(run.ended for run in runs)
+    return Interrupted(f"{done} of {len(runs)} {_what(runs)} are finished, {where}; {GO_ON}", 0)
+
+
+def _what(runs: Sequence[Planned]) -> str:
+    return "trials" if runs and runs[0].role == "trial" else "runs"
 
 
 def time_left(runs: Sequence[Planned], todo: Sequence[Planned], seconds: Mapping[str, Sequence[float]]) -> str:

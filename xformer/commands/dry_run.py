@@ -3,63 +3,86 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
+from xformer import budget as budgets
 from xformer.commands import inspect
-from xformer.commands.comparison_runs import Planned
+from xformer.commands.comparison_plan import Planned, of_variant
 from xformer.config import build
 from xformer.report import formatting, results
 from xformer.report.tables import Table
 from xformer.train import step as steps
 
+HEADERS = ("variant", "runs", "to train", "parameters", "training FLOPs a run", "checkpoint", "training time a run")
 
-def table(runs: Sequence[Planned], data_dir: str | None) -> str:
-    """A row for each variant and task, and a line for all.
 
-    Times are those of finished runs of the same kind, training steps alone; a dash where there is none. A checkpoint
-    holds what training needs to go on: parameters and the optimizer's state. What the data decides and is not prepared
-    yet is assumed, and said.
+def table(
+    runs: Sequence[Planned],
+    data_dir: str | None,
+    trials: Sequence[Planned] = (),
+    parts: Mapping[str, ConfigDict] | None = None,
+) -> str:
+    """A row for each variant and task, one for its trials, and a line for all.
+
+    Times are those of finished runs of the same kind, training steps alone, or the budget's; a dash where there is
+    none. A checkpoint holds what training needs to go on: parameters and the optimizer's state. What the data decides
+    and is not prepared yet is assumed, and said. Runs whose values are not chosen yet count as their config has them.
     """
-    rows, total, seconds, unknown, assumed = [], 0.0, 0.0, False, set()
-    for label in dict.fromkeys(run.label for run in runs):
-        own = [run for run in runs if run.label == label]
-        todo = [run for run in own if run.result is None]
-        flops, params, size, missing = _counted(own[0], data_dir)
+    rows, total, seconds, unknown, assumed, uncounted = [], 0.0, 0.0, False, set(), False
+    groups = [*of_variant(trials).items(), *of_variant(runs).items()]
+    for (task, _), own in groups:
+        budget = dict((parts or {}).get(task, {}).get("budget", {}))
+        is_trial = own[0].role == "trial"
+        todo = [run for run in own if not run.ended]
+        counted = {run.cost_key: _counted(run, data_dir, budget) for run in {one.cost_key: one for one in own}.values()}
+        flops = [counted[run.cost_key][0] for run in own]
+        _, params, size, missing = counted[own[0].cost_key]
         assumed |= missing
         spent = [results.total(run.result, "train_seconds") for run in own if run.result is not None]
-        known = [value for value in spent if math.isfinite(value)]
-        each = float(np.mean(known)) if known else math.nan
-        total += len(todo) * flops
+        known = [value for value in spent if math.isfinite(value)] or [float(budget.get("seconds", math.nan))]
+        each = float(np.mean(known))
+        left = sum(counted[run.cost_key][0] for run in todo)
+        uncounted |= not math.isfinite(left)
+        total += left
         seconds += len(todo) * each if todo else 0.0
-        unknown |= bool(todo) and not known
-        rows.append((label, str(len(own)), str(len(todo)), f"{params:,}", formatting.si(flops),
-                     formatting.mebibytes(size), formatting.seconds(each)))  # fmt: skip
-    headers = ("variant", "runs", "to train", "parameters", "training FLOPs a run", "checkpoint", "training time a run")
-    left = sum(run.result is None for run in runs)
-    time = "" if unknown or not left else f", about {formatting.seconds(seconds)} of training steps"
-    lines = [
-        Table(headers, tuple(rows)).text(),
-        "",
-        f"{len(runs)} runs, {left} to train: {formatting.si(total, 'FLOP')}{time}",
-    ]
+        unknown |= bool(todo) and not math.isfinite(each)
+        label = f"{own[0].variant} on {task}" if task else own[0].variant
+        rows.append((f"{label}: trials" if is_trial else label, str(len(own)), str(len(todo)), f"{params:,}",
+                     formatting.si(float(np.mean(flops))), formatting.mebibytes(size),
+                     formatting.seconds(each)))  # fmt: skip
+    left_over = sum(not run.ended for run in (*trials, *runs))
+    time = "" if unknown or not left_over else f", about {formatting.seconds(seconds)} of training steps"
+    count = f"{len(trials)} trials and {len(runs)} runs" if trials else f"{len(runs)} runs"
+    cost = "FLOPs known when step times are measured" if uncounted else formatting.si(total, "FLOP")
+    lines = [Table(HEADERS, tuple(rows)).text(), "", f"{count}, {left_over} to train: {cost}{time}"]
     if assumed:
         lines.append(f"The data is not prepared yet; assumed: {', '.join(sorted(assumed))}")
     return "\n".join(lines)
 
 
-def _counted(run: Planned, data_dir: str | None) -> tuple[float, int, int, set[str]]:
-    """(training FLOPs of a run, its parameters, bytes of a checkpoint, sizes that are assumed)."""
+def _counted(run: Planned, data_dir: str | None, budget: Mapping[str, float]) -> tuple[float, int, int, set[str]]:
+    """(training FLOPs of a run, its parameters, bytes of a checkpoint, sizes that are assumed).
+
+    FLOPs are NaN where a budget in seconds decides them and no step has been timed yet.
+    """
     flops, params, size, assumed = 0.0, 0, 0, set()
+    settled = run.cost_key in results.budget_steps(run.folder.parent.parent)
     for config in filter(None, (run.pretraining, run.config)):
         experiment = build(config)
         sizes, _ = inspect.data_sizes(experiment, data_dir)
         preprocessing = inspect.preprocessing(experiment, data_dir)
         batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing)
         _, step, state = inspect.training_cost(experiment, sizes, batch)
-        flops += step.flops * experiment.train.num_steps
+        num_steps: float = experiment.train.num_steps
+        if config is run.config and not settled and "train_flops" in budget:
+            num_steps = budgets.affords(budget, step.flops, run.cost_key)
+        elif config is run.config and not settled and "seconds" in budget:
+            num_steps = math.nan
+        flops += step.flops * num_steps
         params = steps.num_params(state.params)
         size = sum(math.prod(x.shape) * _item_size(x) for x in jax.tree.leaves(state))
         assumed |= set(sizes.assumed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from xformer import budget
 from xformer.report import formatting, summary
 from xformer.report.results import Comparison
 from xformer.report.summary import MIN_SEEDS, Row
@@ -79,6 +80,23 @@ def _cheapest(comparison: Comparison, rows: Sequence[Row], done: Sequence[Row]) 
         f"{formatting.ratio(cheapest.train_flops, reference.train_flops)} those of {reference.variant}, with a test "
         f"{comparison.metric} of {formatting.quality(cheapest.quality, comparison.metric)}."
     )
+
+
+def budget_note(comparison: Comparison) -> str:
+    """What is the same for all runs: steps, training FLOPs or training time. Nothing where no config says."""
+    if not comparison.budget:
+        return ""
+    ((kind, amount),) = comparison.budget.items()
+    steps = {run.num_steps for run in comparison.all_runs() if run.result is not None and run.num_steps}
+    if kind == "steps" and len(steps) != 1:  # variants may have steps of their own
+        return ""
+    spell = {"steps": lambda _: f"{next(iter(steps)):,}", "train_flops": lambda x: formatting.si(x, "FLOP"),
+             "seconds": formatting.seconds}[kind]  # fmt: skip
+    note = f"Compared {budget.spelt(comparison.budget)}: {spell(amount)} a run"
+    if kind == "steps":
+        return f"{note}."
+    how = "its step counts" if kind == "train_flops" else "its step took when it was timed, alone, before the runs"
+    return f"{note}; each variant takes as many steps as that pays for, by what {how}."
 
 
 def tasks_note(first: Comparison) -> str:

@@ -27,6 +27,7 @@ from xformer.report import (
     style,
     summary,
     tables,
+    trials,
 )
 from xformer.report.costs import CostRow
 from xformer.report.patterns import Pattern
@@ -148,14 +149,17 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
         "task": task,
         "lead": claims.lead(comparison, rows),
         "main": tables.variants(comparison, rows),
-        "flops_note": claims.flops_note(comparison),
-        "json": _finite(against.as_json(comparison, rows, differences)),
+        "flops_note": " ".join(filter(None, [claims.budget_note(comparison), claims.flops_note(comparison)])),
+        "json": _finite(_with_tuning(comparison, against.as_json(comparison, rows, differences))),
         "against": against.table(comparison, differences),
         "against_title": f"Against {comparison.reference}",
         "against_note": against.note(comparison, differences),
         "pretraining": tables.pretraining(comparison),
         "pretraining_note": claims.PRETRAINING,
-        "warnings": [*summary.warnings(comparison), *costs.warnings(measured.cost_rows)],
+        "tuning": trials.table(comparison),
+        "tuning_note": trials.note(comparison),
+        "tuning_more": trials.every(comparison),
+        "warnings": [*summary.warnings(comparison), *trials.warnings(comparison), *costs.warnings(measured.cost_rows)],
         "plots": [plot for plot in _plots(workdir, task, comparison, rows, measured, by_class) if plot],
         "classes": classes.table(by_class) if by_class else None,
         "classes_note": classes.note(comparison, by_class) if by_class else "",
@@ -165,6 +169,14 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
         "differences_note": claims.differences_note(comparison),
         "made": made.facts(comparison),
     }
+
+
+def _with_tuning(comparison: Comparison, found: dict[str, Any]) -> dict[str, Any]:
+    """What `comparison.json` holds, with the budget and, by variant, what was tuned."""
+    found["budget"] = dict(comparison.budget)
+    for variant, entry in found["variants"].items():
+        entry["tuned"] = trials.as_json(comparison, variant)
+    return found
 
 
 def _plots(
@@ -234,6 +246,8 @@ def _plots(
              f"Test {comparison.metric} of the best checkpoint; {over}. The dashed line joins the filled points: no "
              "other variant has both a better mean and a lower cost, intervals not regarded." + guess + left_out,
              lambda theme: quality.pareto(comparison, rows, theme)),
+        plot("tuning.png", "Quality over what was tuned", trials.CAPTION,
+             lambda theme: trials.picture(comparison, theme)),
         plot("costs.png", "Cost of attention against length",
              " ".join(filter(None, cost_caption)),
              lambda theme: costs.picture(cost_rows, variants, reference, theme), **cost_tables),
@@ -246,9 +260,22 @@ def _plots(
 
 
 def _results(task: str, comparison: Comparison) -> str:
-    of_task = {"task": task} if task else {}
-    rows = [{**of_task, "variant": run.variant, "status": run.status, "seed": run.seed, **(run.result or {})}
-            for run in comparison.all_runs()]  # fmt: skip
+    """Lines of JSON: the runs, then the trials before them."""
+    of_task, tuned = {"task": task} if task else {}, bool(comparison.trials)
+    rows: list[dict[str, Any]] = []
+    for run in comparison.all_runs():
+        row = {**of_task, "role": "run", "variant": run.variant, "status": run.status, "seed": run.seed}
+        row |= {
+            "budget": dict(comparison.budget),
+            "num_steps": results.mapping(run.config.get("train")).get("num_steps"),
+        }
+        rows.append(row | ({"tuned": dict(run.values)} if tuned else {}) | dict(run.result or {}))
+    for variant, tried in comparison.trials.items():
+        for number, run in enumerate(tried):
+            row = {**of_task, "role": "trial", "variant": variant, "status": run.status, "seed": run.seed}
+            row |= {"trial": number, "values": dict(run.values), "chosen": comparison.chosen.get(variant) == number}
+            row |= {"num_steps": run.num_steps}
+            rows.append(row | ({"failure": run.failure} if run.failure else {}) | dict(run.result or {}))
     return "".join(json.dumps(_finite(row)) + "\n" for row in rows)
 
 

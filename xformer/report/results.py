@@ -12,12 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from xformer import tuning
+
 METRICS = {"accuracy": "max", "loss": "min"}  # where results say nothing, in order of preference: which way is better
+TUNED, BUDGET = "tuned.json", "budget.json"  # files of a comparison: what was chosen, and what a budget pays for
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One (variant, seed). `result` is None until it has finished; `failure` says in one line why it did not."""
+    """One (variant, seed). `result` is None until it has finished; `failure` says in one line why it did not.
+
+    `values` are those of a trial, dotted key -> value, or those chosen for a run; empty where nothing is tuned.
+    """
 
     variant: str
     seed: int
@@ -25,6 +31,7 @@ class Run:
     result: Mapping[str, Any] | None
     config: Mapping[str, Any]
     failure: str | None
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -62,6 +69,20 @@ class Run:
         """The digest of the contents of the data that the run was made on; None where the result holds none."""
         found = self.info.get("digest")
         return None if found is None else str(found)
+
+    @property
+    def num_steps(self) -> int | None:
+        """The steps that the run was to take; None where its config doesn't say."""
+        return mapping(self.config.get("train")).get("num_steps")
+
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """`train_flops` and `train_seconds` so far, finished or not; 0 where it has not begun."""
+        if self.result is not None:
+            return {key: total(self.result, key) for key in ("train_flops", "train_seconds")}
+        rows = read_jsonl(self.folder / "metrics.jsonl")
+        last = rows[-1] if rows else {"train_flops": 0, "seconds": 0}
+        return {"train_flops": number(last, "train_flops"), "train_seconds": number(last, "seconds")}
 
     @property
     def uncounted(self) -> list[str]:
@@ -116,6 +137,10 @@ class Comparison:
       higher_is_better: whether more of it is better.
       reference: the variant that the others are set against: the config's `baseline`, else full attention without a
         position term, else the first.
+      trials: those of each variant that is tuned, in the order of its grid.
+      grids: what was tried, by variant: nested keys -> values.
+      chosen: number of the trial whose values were chosen, by variant; those that are decided.
+      budget: what each run may cost, such as `{"train_flops": 1e12}`; that of the base in steps where it says nothing.
     """
 
     name: str
@@ -124,6 +149,10 @@ class Comparison:
     metric: str
     higher_is_better: bool
     reference: str
+    trials: Mapping[str, Sequence[Run]] = dataclasses.field(default_factory=dict)
+    grids: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    chosen: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    budget: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def finished(self, variant: str) -> list[Run]:
         return [run for run in self.runs[variant] if run.result is not None]
@@ -140,6 +169,23 @@ class Comparison:
 def run_folder(workdir: Path, variant: str, seed: int) -> Path:
     """Where a comparison keeps the run of a variant and a seed."""
     return workdir / "runs" / f"{variant}-{seed}"
+
+
+def trial_folder(workdir: Path, variant: str, number: int) -> Path:
+    """Where a comparison keeps a trial of a variant, numbered as `xformer.tuning.points` numbers them."""
+    return workdir / "trials" / f"{variant}-{number}"
+
+
+def tuned(workdir: Path) -> dict[str, Mapping[str, Any]]:
+    """The values that were chosen, dotted key -> value, by variant; those that are chosen so far."""
+    chosen = read_json(workdir / TUNED) or {}
+    return {variant: mapping(mapping(choice).get("values")) for variant, choice in chosen.items()}
+
+
+def budget_steps(workdir: Path) -> dict[str, int]:
+    """How many steps the budget pays for, by what a step's cost is of (`full`, or `full, width 64`)."""
+    known = mapping((read_json(workdir / BUDGET) or {}).get("steps"))
+    return {key: int(steps) for key, entry in known.items() if (steps := number(entry, "num_steps")) >= 1}
 
 
 def load(workdir: Path) -> Comparison:
@@ -160,7 +206,14 @@ def load(workdir: Path) -> Comparison:
     reference = (named or plain or full or list(settings))[0]
     # The reference first, the others as configured: JSON written from a ConfigDict has them by name.
     variants = sorted(settings, key=lambda variant: variant != reference)
-    runs = {variant: [_read_run(workdir, variant, seed) for seed in seeds] for variant in variants}
+    steps = mapping(base.get("train")).get("num_steps")
+    values, decided = tuned(workdir), read_json(workdir / TUNED) or {}
+    runs = {variant: [_read_run(run_folder(workdir, variant, seed), variant, seed, values.get(variant, {}))
+                      for seed in seeds] for variant in variants}  # fmt: skip
+    grids = {name: tuning.grid_of(mapping(config.get("tune")), mapping(changes[name])) for name in variants}
+    trials = {variant: [_read_run(trial_folder(workdir, variant, index), variant, config.get("tune_seed", 0), point)
+                        for index, point in enumerate(tuning.points(grid))]
+              for variant, grid in grids.items() if grid}  # fmt: skip
     metric, direction = _metric([run.result for some in runs.values() for run in some if run.result is not None])
     return Comparison(
         name=str(config.get("name", workdir.name)),
@@ -169,6 +222,10 @@ def load(workdir: Path) -> Comparison:
         metric=metric,
         higher_is_better=direction == "max",
         reference=reference,
+        trials=trials,
+        grids={variant: grid for variant, grid in grids.items() if grid},
+        chosen={variant: int(mapping(choice)["trial"]) for variant, choice in decided.items() if variant in trials},
+        budget=mapping(config.get("budget")) or ({"steps": steps} if steps else {}),
     )
 
 
@@ -193,8 +250,7 @@ def _position(attention: Mapping[str, Any]) -> str:
     return str(mapping(attention.get("position")).get("name", "none"))
 
 
-def _read_run(workdir: Path, variant: str, seed: int) -> Run:
-    folder = run_folder(workdir, variant, seed)
+def _read_run(folder: Path, variant: str, seed: int, values: Mapping[str, Any]) -> Run:
     failure = read_json(folder / "failure.json")
     return Run(
         variant=variant,
@@ -203,6 +259,7 @@ def _read_run(workdir: Path, variant: str, seed: int) -> Run:
         result=read_result(folder),
         config=read_json(folder / "config.json") or {},
         failure=None if failure is None else str(failure.get("error", "unknown error")),
+        values=values,
     )
 
 

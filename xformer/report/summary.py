@@ -28,6 +28,8 @@ class Row:
       broken_seeds: seeds whose metric is NaN or infinite; `quality` leaves them out.
       train_flops: of the run and of what it started from.
       input_wait: share of training time spent waiting for data.
+      num_steps: steps that were taken; NaN where seeds took different numbers.
+      train_seconds: time of a run's training steps, the median.
     """
 
     variant: str
@@ -43,6 +45,8 @@ class Row:
     step_time_ms: float
     peak_memory_bytes: float
     input_wait: float
+    num_steps: float = math.nan
+    train_seconds: float = math.nan
 
 
 def rows(comparison: Comparison) -> list[Row]:
@@ -71,6 +75,8 @@ def _row(comparison: Comparison, variant: str) -> Row:
         step_time_ms=_over(runs, "step_time_ms", statistics.median),
         peak_memory_bytes=_over(runs, "peak_memory_bytes", max),
         input_wait=_over(runs, "input_wait_share", statistics.fmean),
+        num_steps=_over(runs, "last_step", lambda steps: steps[0] if len(set(steps)) == 1 else math.nan),
+        train_seconds=_over(runs, "train_seconds", statistics.median),
     )
 
 

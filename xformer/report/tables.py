@@ -65,9 +65,14 @@ def variants(comparison: Comparison, rows: Sequence[Row]) -> Table:
     compare = not summary.data_differ(comparison)
     interval = " (95 %)" if any(row.quality.half_width is not None for row in rows) else ""
     waits = any(math.isfinite(row.input_wait) for row in rows)
+    differ = len({row.num_steps for row in rows if math.isfinite(row.num_steps)}) > 1
     headers = ("variant", f"test {comparison.metric}{interval}", "seeds", "parameters", "FLOPs a step",
-               "training FLOPs", "step time", "peak memory", *(["waiting for data"] if waits else []))  # fmt: skip
-    return Table(headers, tuple(_variant(row, reference, comparison.metric, waits, compare) for row in rows))
+               "training FLOPs", "step time", "peak memory", *(["waiting for data"] if waits else []),
+               *(["steps", "training time"] if differ else []))  # fmt: skip
+    steps = lambda row: f"{row.num_steps:,.0f}" if math.isfinite(row.num_steps) else formatting.MISSING
+    more = lambda row: (steps(row), formatting.seconds(row.train_seconds)) if differ else ()
+    body = ((*_variant(row, reference, comparison.metric, waits, compare), *more(row)) for row in rows)
+    return Table(headers, tuple(body))
 
 
 def _variant(row: Row, reference: Row, metric: str, waits: bool, compare: bool) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ class Trainer:
       config: the resolved config, written to `config.json`; a workdir takes no other.
       complete: fills in what is newer than a run in its `config.json`; None leaves that as it is.
       like: the engine of a run that differs in its seed at most, whose compiled steps serve this one too; see `Engine`.
+      test: whether the test split is scored at the end; else `test` in the result is empty.
     """
 
     model_fn: Callable[[nnx.Rngs], nnx.Module]
@@ -71,6 +72,7 @@ class Trainer:
     callbacks: Sequence[tuple[str, Callback]] = ()
     complete: folders.Complete | None = None
     like: Engine | None = None
+    test: bool = True
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -173,7 +175,8 @@ class Trainer:
             watch = progress.watch("test", loop.check)
             result = self._result(engine, checkpoints, position, select[0], watch, kept)
             if main:
-                example_values.write(workdir, {**self.data.facts_by_example("test"), **kept.arrays()})
+                if self.test:
+                    example_values.write(workdir, {**self.data.facts_by_example("test"), **kept.arrays()})
                 folders.write_json(workdir / "result.json", result)
             callbacks.end(dataclasses.replace(run, step=position.step), result)
             return result
@@ -245,7 +248,9 @@ class Trainer:
     ) -> dict[str, Any]:
         assert position.best is not None  # the last step is always evaluated
         best = position.best["step"]
-        test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", watch, kept)
+        test: dict[str, float] = {}
+        if self.test:
+            test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", watch, kept)
         times = position.step_seconds or [position.seconds / position.step]
         return {
             "name": self.name,
@@ -264,7 +269,7 @@ class Trainer:
             "select_metric": metric,
             "better": dict(self.task.better),
             "baseline": dict(self.task.baseline(self.data)),
-            "test_details": dict(self.task.details(kept.arrays(), self.data)),
+            "test_details": dict(self.task.details(kept.arrays(), self.data)) if self.test else {},
             "last_step": position.step,
             "stopped_early": position.stopped,
             "init_from": folders.read_object(Path(self.workdir) / warm_start.FILE),

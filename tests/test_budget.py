@@ -1,0 +1,189 @@
+"""`budget` in a comparison: how many steps each variant gets, recomputed from what the comparison writes."""
+
+import json
+import math
+import textwrap
+
+import pytest
+
+from xformer import budget as budgets
+from xformer import config as configs
+from xformer import experiment as experiments
+from xformer.commands import budgets as settling
+from xformer.commands import cli, compare
+from xformer.report import page, results
+
+CONFIG = """
+    def get_config():
+        return {
+            "name": "tiny",
+            "base": {
+                "name": "base",
+                "attention": {"name": "full"},
+                "model": {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8, "pooling": "cls"},
+                "task": {"name": "needle", "max_len": 64, "num_train": 40, "num_validation": 8, "num_test": 8},
+                "optimizer": {"name": "adamw", "learning_rate": 0.01, "warmup_steps": 10},
+                "train": {"num_steps": 100, "batch_size": 4, "eval_every": 20, "checkpoint_every": 50, "log_every": 10,
+                          "mesh": {"data": 1}},
+            },
+            "variants": {"full": {}, "window": {"attention": {"name": "window", "left": 4, "right": 4}},
+                         "wide": {"model": {"mlp_dim": 64}}},
+            "seeds": (0,),
+            "report": {"cost_lengths": (16,), "measure_up_to": 0},
+        }
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.py"
+    path.write_text(textwrap.dedent(CONFIG))
+    return path
+
+
+@pytest.fixture
+def run(config, tmp_path, capsys, monkeypatch):
+    """Calls the command in this process: run(*overrides) -> (exit code, stdout, stderr); nothing is drawn or trained.
+
+    A fake run takes the steps of its config, at the counted FLOPs of its step.
+    """
+    monkeypatch.setattr(page, "_plots", lambda *given: [])
+    monkeypatch.setattr(compare.attention_costs, "cached", lambda *given: [])
+    monkeypatch.setattr(compare.pictures, "pattern", lambda *given: None)
+
+    def trainer(self, workdir, data_dir=None, progress=None, like=None, test=True):
+        class Fake:
+            engine = None
+
+            def fit(self):
+                workdir.mkdir(parents=True, exist_ok=True)
+                (workdir / "config.json").write_text(json.dumps(experiments.as_json(config)))
+                steps, each = config.train.num_steps, settling.count_step(config, data_dir)
+                result = {"seed": config.seed, "eval": {"accuracy": 0.5}, "select_metric": "accuracy",
+                          "better": {"accuracy": "max"}, "flops_per_step": each, "train_flops": steps * each,
+                          "train_seconds": steps * 0.01, "last_step": steps,
+                          "test": {"accuracy": 0.5, "examples": 8} if test else {}}  # fmt: skip
+                (workdir / "result.json").write_text(json.dumps(result))
+
+        config, fake = self.config, Fake()
+        fake.data = self.task.open(data_dir)
+        return fake
+
+    monkeypatch.setattr(experiments.Experiment, "trainer", trainer)
+
+    def call(*more):
+        flags = [f"--config={config}", f"--workdir={tmp_path / 'work'}", f"--data_dir={tmp_path / 'data'}"]
+        code = cli.exit_code(compare.command, [*flags, *more])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def rows(tmp_path, role="run"):
+    lines = (tmp_path / "work" / "results.jsonl").read_text().splitlines()
+    return {(row["variant"], row["seed"]): row for row in map(json.loads, lines) if row["role"] == role}
+
+
+def test_each_variant_takes_the_steps_that_its_flops_pay_for(run, tmp_path):
+    budget = 1e8
+    code, dry, err = run(f"--config.budget.train_flops={budget}", "--dry_run")
+    assert code == cli.FINISHED and not (tmp_path / "work").exists(), err
+    code, _, err = run(f"--config.budget.train_flops={budget}")
+    assert code == cli.FINISHED, err
+    found = rows(tmp_path)
+    for row in found.values():
+        # Recomputed: as many as fit, and not one more.
+        assert row["last_step"] == row["num_steps"] == math.floor(budget / row["flops_per_step"])
+        assert row["budget"] == {"train_flops": budget}
+        assert budget - row["flops_per_step"] < row["train_flops"] <= budget
+    assert found["wide", 0]["num_steps"] < found["full", 0]["num_steps"]
+    # The whole run is stretched: warmup and intervals are the shares of it that they were.
+    for variant in ("full", "window", "wide"):
+        ran = json.loads((tmp_path / "work" / "runs" / f"{variant}-0" / "config.json").read_text())
+        steps = found[variant, 0]["num_steps"]
+        assert ran["optimizer"]["warmup_steps"] == round(0.1 * steps)
+        shares = {"eval_every": 0.2, "checkpoint_every": 0.5, "log_every": 0.1}
+        assert {key: ran["train"][key] for key in shares} == {key: round(x * steps) for key, x in shares.items()}
+    total = sum(row["train_flops"] for row in found.values())
+    assert f"{total / 1e6:.0f} MFLOP" in dry.splitlines()[-1]
+    assert "at equal training FLOPs" in (tmp_path / "work" / "report.md").read_text()
+    assert json.loads((tmp_path / "work" / "comparison.json").read_text())["budget"] == {"train_flops": budget}
+
+    before = (tmp_path / "work" / "budget.json").read_text()
+    assert run(f"--config.budget.train_flops={budget}", "--config.seeds=0,1")[0] == cli.FINISHED
+    assert (tmp_path / "work" / "budget.json").read_text() == before
+    code, _, err = run("--config.budget.train_flops=2e8")
+    assert code == cli.WRONG_ARGUMENTS and "budget.train_flops: 100000000.0 there, 200000000.0 now" in err
+    assert run()[0] == cli.WRONG_ARGUMENTS
+
+
+def test_time_of_a_step_is_measured_once_and_kept(run, tmp_path, monkeypatch):
+    measured = []
+
+    def measure(planned, data_dir):
+        measured.append(planned.cost_key)
+        return {"full": 0.5, "window": 0.25, "wide": 1.0}[planned.variant]
+
+    monkeypatch.setattr(settling, "measure_step", measure)
+    code, dry, err = run("--config.budget.seconds=30", "--dry_run")
+    assert code == cli.FINISHED and "about 90 s of training steps" in dry and "FLOPs known when" in dry, err
+    assert run("--config.budget.seconds=30")[0] == cli.FINISHED
+    assert measured == ["full", "window", "wide"]
+    assert {key[0]: row["num_steps"] for key, row in rows(tmp_path).items()} == {"full": 60, "window": 120, "wide": 30}
+    for folder in (tmp_path / "work" / "runs").iterdir():
+        (folder / "result.json").unlink()
+    assert run("--config.budget.seconds=30", "--config.seeds=0,1")[0] == cli.FINISHED
+    assert measured == ["full", "window", "wide"], "never measured again"
+    assert all(
+        row["num_steps"] == {"full": 60, "window": 120, "wide": 30}[key[0]] for key, row in rows(tmp_path).items()
+    )
+
+
+def test_tuned_values_that_a_step_costs_by_have_steps_of_their_own(run, tmp_path):
+    tune = "--config.tune={'model.mlp_dim': (8, 128), 'optimizer.learning_rate': (1e-3, 1e-2)}"
+    code, _, err = run("--config.budget.train_flops=1e8", tune, "--config.variants=full,window")
+    assert code == cli.FINISHED, err
+    known = results.budget_steps(tmp_path / "work")
+    assert set(known) == {f"{name}, mlp_dim {size}" for name in ("full", "window") for size in (8, 128)}
+    for folder in (tmp_path / "work" / "trials").iterdir():
+        result = json.loads((folder / "result.json").read_text())
+        assert result["last_step"] == math.floor(1e8 / result["flops_per_step"])
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("budget.steps=0", "budget.steps: got 0, takes an integer above 0"),
+        ("budget.steps=1.5", "budget.steps: got 1.5, takes an integer"),
+        ("budget.seconds=-1", "budget.seconds: got -1.0, takes a number above 0"),
+        ("budget.flops=1e9", "budget: got {'flops': 1000000000.0}, takes one of steps, train_flops, seconds"),
+        ("budget={'steps': 5, 'seconds': 3}", "takes one of steps, train_flops, seconds"),
+        ("train.num_epochs=1.0", "train.num_epochs: got 1.0, takes None where there is a budget"),
+        ("optimizer.warmup_steps=100", "pays for 20 steps of full, all of them warmup (20 steps)"),
+    ],
+)
+def test_a_budget_that_is_wrong_is_one_line(config, override, line):
+    with pytest.raises(configs.ConfigError) as error:
+        configs.load_comparison(str(config), [*(["budget.steps=20"] if "budget" not in override else []), override])
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_budget_below_one_step_is_one_line(run, tmp_path):
+    code, _, err = run("--config.budget.train_flops=1000")
+    assert code == cli.WRONG_ARGUMENTS and "takes what pays for a step at least: one of full costs" in err
+    assert not (tmp_path / "work" / "runs").exists()
+
+
+def test_steps_are_floored_never_rounded():
+    assert budgets.affords({"train_flops": 9.99}, 1.0, "x") == 9
+    assert budgets.affords({"seconds": 10.0}, 1.0, "x") == 10
+    with pytest.raises(configs.ConfigError, match="a step of x costs 0"):
+        budgets.affords({"train_flops": 9.99}, 0.0, "x")
+
+
+@pytest.mark.full
+def test_the_measured_step_time_is_a_time(config, tmp_path):
+    (planned, *_) = compare.plan(configs.comparison_parts(configs.load_comparison(str(config))), tmp_path)
+    planned_task = experiments.build(planned.config).task
+    planned_task.prepare(str(tmp_path / "data"))
+    assert 1e-5 < settling.measure_step(planned, str(tmp_path / "data")) < 5
