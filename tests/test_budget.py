@@ -10,8 +10,10 @@ from xformer import budget as budgets
 from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.commands import budgets as settling
-from xformer.commands import cli, compare
+from xformer.commands import cli, compare, dry_run
+from xformer.cost import Cost
 from xformer.report import page, results
+from xformer.train.step import TrainState
 
 CONFIG = """
     def get_config():
@@ -45,8 +47,16 @@ def config(tmp_path):
 def run(config, tmp_path, capsys, monkeypatch):
     """Calls the command in this process: run(*overrides) -> (exit code, stdout, stderr); nothing is drawn or trained.
 
-    A fake run takes the steps of its config, at the counted FLOPs of its step.
+    A fake run takes the steps of its config, at the counted FLOPs of its step, each counted once.
     """
+    count, counted = settling.count_step, {}
+
+    def count_once(config, data_dir):
+        key = json.dumps(experiments.as_json({"model": config.model, "attention": config.attention}))
+        counted[key] = counted[key] if key in counted else count(config, data_dir)
+        return counted[key]
+
+    monkeypatch.setattr(settling, "count_step", count_once)
     monkeypatch.setattr(page, "_plots", lambda *given: [])
     monkeypatch.setattr(compare.attention_costs, "cached", lambda *given: [])
     monkeypatch.setattr(compare.pictures, "pattern", lambda *given: None)
@@ -117,7 +127,19 @@ def test_each_variant_takes_the_steps_that_its_flops_pay_for(run, tmp_path):
     assert run()[0] == cli.WRONG_ARGUMENTS
 
 
+def training_cost(experiment, sizes, batch):
+    """Stands for what `inspect` counts."""
+    return None, Cost(cheap(experiment.config, None), 0, 0, ()), TrainState((), {}, {}, (), ())
+
+
+def cheap(config, data_dir):
+    """FLOPs of a step that nobody counts."""
+    return 1000.0 * config.model.mlp_dim
+
+
 def test_time_of_a_step_is_measured_once_and_kept(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(settling, "count_step", cheap)
+    monkeypatch.setattr(dry_run.inspect, "training_cost", training_cost)
     measured = []
 
     def measure(planned, data_dir):
@@ -139,15 +161,16 @@ def test_time_of_a_step_is_measured_once_and_kept(run, tmp_path, monkeypatch):
     )
 
 
-def test_tuned_values_that_a_step_costs_by_have_steps_of_their_own(run, tmp_path):
+def test_tuned_values_that_a_step_costs_by_have_steps_of_their_own(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(settling, "count_step", cheap)
     tune = "--config.tune={'model.mlp_dim': (8, 128), 'optimizer.learning_rate': (1e-3, 1e-2)}"
-    code, _, err = run("--config.budget.train_flops=1e8", tune, "--config.variants=full,window")
+    code, _, err = run("--config.budget.train_flops=1e7", tune, "--config.variants=full,window")
     assert code == cli.FINISHED, err
     known = results.budget_steps(tmp_path / "work")
     assert set(known) == {f"{name}, mlp_dim {size}" for name in ("full", "window") for size in (8, 128)}
     for folder in (tmp_path / "work" / "trials").iterdir():
         result = json.loads((folder / "result.json").read_text())
-        assert result["last_step"] == math.floor(1e8 / result["flops_per_step"])
+        assert result["last_step"] == math.floor(1e7 / result["flops_per_step"])
 
 
 @pytest.mark.parametrize(

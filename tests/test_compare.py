@@ -89,7 +89,8 @@ def test_a_comparison_is_run_reported_skipped_and_refused(run, tmp_path):
     for row in results:
         folder = work / "runs" / f"{row['variant']}-{row['seed']}"
         assert row["train_flops"] == json.loads((folder / "result.json").read_text())["train_flops"] > 0
-        assert row["last_step"] == 4 and row["status"] == "finished"
+        assert row["last_step"] == 4 and row["status"] == "finished" and row["role"] == "run"
+        assert [path.name for path in (folder / "checkpoints").iterdir()] == [str(row["best_step"])], "not thinned"
     for name in ("quality", "pareto", "costs", "patterns"):
         assert (work / f"{name}.png").exists(), name
     assert "The data is not prepared yet; assumed: num_classes" in dry
@@ -299,7 +300,7 @@ def test_seeds_share_what_is_compiled_and_change_nothing_by_it(config, tmp_path)
     assert len(engines) == 1 and len(engines.popitem()[1].train_step._by_shape) == 1
     alone = dataclasses.replace(runs[1], folder=tmp_path / "alone")
     comparison_runs.train_one(alone, str(tmp_path / "data"), fingerprints, {})
-    timed = ("seconds", "step_time_ms", "train_seconds", "input_wait_share")
+    timed = ("seconds", "step_time_ms", "step_time_p10_ms", "step_time_p90_ms", "train_seconds", "input_wait_share")
     both = [
         {key: value for key, value in json.loads((folder / "result.json").read_text()).items() if key not in timed}
         for folder in (runs[1].folder, alone.folder)

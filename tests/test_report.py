@@ -240,8 +240,9 @@ def test_the_page_stands_alone_and_pictures_are_written(tmp_path):
         report_fake.make(tmp_path), cost_rows=report_fake.cost_rows(), variant_patterns=report_fake.patterns()
     )
     page = written.html.read_text()
-    assert not re.search(r'(?:src|href|srcset)="(?!data:image/webp;base64,)', page), "the page loads something"
-    assert "<script" not in page and "@import" not in page and "url(" not in page
+    inside = r"data:(?:image/webp|text/csv;charset=utf-8);base64,"
+    assert not re.search(rf'(?:src|href|srcset)="(?!{inside})', page), "the page loads something"
+    assert not re.search(r"<script[^>]* src|fetch\(|import", page) and "@import" not in page and "url(" not in page
     assert page.count("data:image/webp;base64,") == 16  # four pictures, light and dark, wide and narrow
     markdown = (tmp_path / "report.md").read_text()
     for name in ("quality", "pareto", "costs", "patterns"):

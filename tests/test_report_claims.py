@@ -297,7 +297,8 @@ def test_a_kill_while_writing_leaves_whole_files_and_the_next_report_completes(t
     for module, name in ((quality, "curves"), (quality, "pareto"), (costs, "picture")):
         monkeypatch.setattr(module, name, lambda *given: picture)
     replace = os.replace
-    names = ["quality.png", "pareto.png", "costs.png", "results.jsonl", "comparison.json", "report.md", "report.html"]
+    names = ["quality.png", "pareto.png", "costs.png", "results.jsonl", "results.csv", "comparison.json", "report.md",
+             "report.html"]  # fmt: skip
     for kill_at in range(len(names)):
         for path in work.glob("*.*"):
             if path.name in names:

@@ -17,7 +17,8 @@ from xformer.train.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
 KEYS = {
-    "name", "attention", "seed", "num_params", "flops_per_step", "train_flops", "step_time_ms", "peak_memory_bytes",
+    "name", "attention", "seed", "num_params", "flops_per_step", "train_flops", "step_time_ms",
+    "step_time_p10_ms", "step_time_p90_ms", "peak_memory_bytes",
     "eval", "test", "best_step", "versions", "device", "info", "batch_size", "tokens_per_step", "input_wait_share",
 }  # fmt: skip
 
@@ -39,6 +40,7 @@ def test_result(finished):
     assert json.loads((trainer.workdir / "result.json").read_text()) == result
     assert result["num_params"] == 266 and result["seed"] == 3 and result["info"] == trainer.data.info
     assert result["train_flops"] == 10 * result["flops_per_step"] > 0 and result["flops_uncounted"] == []
+    assert 0 < result["step_time_p10_ms"] <= result["step_time_ms"] <= result["step_time_p90_ms"]
     assert result["step_time_ms"] > 0 and result["peak_memory_bytes"] > 266 * 3 * 4
     assert 0 <= result["input_wait_share"] <= 1
     assert result["tokens_per_step"] == tokens("train") / SIZES["train"] * 8  # ten steps of eight are two epochs

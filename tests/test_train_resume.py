@@ -233,3 +233,23 @@ def test_the_data_state_may_be_bytes(tmp_path, undisturbed):
         make_trainer(tmp_path, data=FakeData(bytes_state=True), stop_at_step=5).fit()
     make_trainer(tmp_path, data=FakeData(bytes_state=True)).fit()
     assert_same_run(undisturbed, tmp_path)
+
+
+def test_a_finished_run_is_thinned_to_its_best_and_still_knows_itself(tmp_path, undisturbed, caplog):
+    """Evaluated and, without its result, completed again from the best checkpoint, to the same numbers."""
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    result = json.loads((run / "result.json").read_text())
+    checkpoints = Checkpoints(run / "checkpoints")
+    assert len(checkpoints.steps()) > 1 and result["best_step"] in checkpoints.steps()
+    before = make_trainer(run).evaluate("test")
+    checkpoints.thin(result["best_step"] + 100)
+    assert len(checkpoints.steps()) > 1, "nothing is deleted for a checkpoint that is not there"
+    checkpoints.thin(result["best_step"])
+    assert checkpoints.steps() == [result["best_step"]]
+    assert make_trainer(run).evaluate("test") == before
+    assert make_trainer(run).evaluate("test", "last") == before  # the best is not the last here
+    assert "the run ended at step 10, whose checkpoint is gone" in caplog.text
+    (run / "result.json").unlink()
+    make_trainer(run).fit()
+    assert_same_run(run, undisturbed)

@@ -44,6 +44,7 @@ def describe() -> dict[str, Any]:
         "platform": device.platform,
         "cpu": _cpu(),
         "cores": os.cpu_count(),
+        "memory_bytes": _memory(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         "python": platform.python_version(),
         "versions": versions(),
@@ -68,6 +69,14 @@ def _cpu() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory() -> int | None:
+    """Bytes of memory of this machine; None where the system doesn't say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
 def _commit() -> str | None:

@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 
 from xformer import extras, report
 from xformer.bench import attention_costs
-from xformer.commands import budgets, cli, dry_run, hosts, pictures, tuned
+from xformer.commands import budgets, cli, dry_run, hosts, pictures, sessions, tuned
 from xformer.commands.comparison_plan import Planned, plan, plan_trials
 from xformer.commands.comparison_runs import interrupted, prepare, train
 from xformer.config import (
@@ -61,6 +61,9 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--report_only", action="store_true", help="train nothing, report on the runs that are there")
     parser.add_argument("--dry_run", action="store_true", help="train nothing, say what the runs cost")
+    parser.add_argument(
+        "--keep_checkpoints", action="store_true", help="keep all checkpoints of finished runs, not the best one alone"
+    )
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
     workdir = parser.workdir(args)
@@ -95,7 +98,9 @@ def command(argv: Sequence[str]) -> None:
         stopped: list[Planned] = []
         hopeless: list[str] = []
         if not args.report_only:
-            failed, stopped, hopeless = train_all(parts, workdir, args.data_dir)
+            everything = lambda: [*plan_trials(parts, workdir), *plan(parts, workdir)]
+            with sessions.recorded(workdir, argv, everything):
+                failed, stopped, hopeless = train_all(parts, workdir, args.data_dir, args.keep_checkpoints)
             runs = plan(parts, workdir)
         if main:
             written = write_report(workdir, config, runs)
@@ -117,7 +122,7 @@ def command(argv: Sequence[str]) -> None:
 
 
 def train_all(
-    parts: Mapping[str, ConfigDict], workdir: Path, data_dir: str | None
+    parts: Mapping[str, ConfigDict], workdir: Path, data_dir: str | None, keep: bool = False
 ) -> tuple[list[Planned], list[Planned], list[str]]:
     """Steps by the budget, then the trials, then the runs with what was chosen; only what is not done yet.
 
@@ -133,9 +138,9 @@ def train_all(
     budgets.settle(trials or runs, parts, workdir, data_dir)
     trials = tuned.undecided(plan_trials(parts, workdir), workdir)
     engines: dict[Hashable, Engine] = {}
-    failed_trials, stopped_trials = train(trials, data_dir, fingerprints, engines)
+    failed_trials, stopped_trials = train(trials, data_dir, fingerprints, engines, keep)
     hopeless = tuned.choose(trials, workdir)
-    failed, stopped = train(plan(parts, workdir), data_dir, fingerprints, engines)
+    failed, stopped = train(plan(parts, workdir), data_dir, fingerprints, engines, keep)
     failed_trials = [trial for trial in failed_trials if not trial.ended]
     return failed_trials or failed, stopped_trials or stopped, hopeless
 

@@ -23,6 +23,7 @@ from xformer.schema import ConfigError
 from xformer.tasks import DataMissing
 from xformer.train import DataChanged, Engine, Interrupted, ProcessLost, data_record
 from xformer.train import workdir as folders
+from xformer.train.checkpoint import Checkpoints
 from xformer.train.progress import clock
 from xformer.train.step import num_params
 
@@ -92,12 +93,13 @@ def train(
     data_dir: str | None,
     fingerprints: Mapping[str, Mapping[str, Any]],
     engines: MutableMapping[Hashable, Engine] | None = None,
+    keep: bool = False,
 ) -> tuple[list[Planned], list[Planned]]:
     """Trains what is not finished; the runs that failed and those that stopped at `stop_at_step`.
 
     Args:
       runs: all of them runs, or all of them trials; those that wait are left out.
-      engines: see `train_one`.
+      engines, keep: see `train_one`.
 
     Raises:
       Interrupted: a signal came; the message says what is done.
@@ -116,7 +118,7 @@ def train(
         cli.say(f"{run.role} {done + number + 1} of {len(runs)}: {run}" + (f", about {left} left" if left else ""))
         began = time.perf_counter()
         try:
-            train_one(run, data_dir, fingerprints, engines)
+            train_one(run, data_dir, fingerprints, engines, keep)
             seconds.setdefault(run.label, []).append(time.perf_counter() - began)
         except Interrupted as error:
             stop = run.config.train.stop_at_step
@@ -144,17 +146,19 @@ def train_one(
     data_dir: str | None,
     fingerprints: Mapping[str, Mapping[str, Any]],
     engines: MutableMapping[Hashable, Engine],
+    keep: bool = False,
 ) -> None:
     """Trains one run to its end, after what it starts from. A damaged `result.json` is made again.
 
     Args:
       engines: of finished runs, by what their steps were compiled from: this run uses them, and adds its own.
+      keep: whether all checkpoints stay when a run is finished; else the best one does.
     """
     if hosts.is_main():
         (run.folder / "failure.json").unlink(missing_ok=True)
     if run.pretraining is not None:
-        _fit(run.pretraining, run.folder / FOLDER, data_dir, {}, engines)
-    _fit(run.config, run.folder, data_dir, fingerprints, engines, test=run.role == "run")
+        _fit(run.pretraining, run.folder / FOLDER, data_dir, {}, engines, keep)
+    _fit(run.config, run.folder, data_dir, fingerprints, engines, keep, test=run.role == "run")
 
 
 def _fit(
@@ -163,6 +167,7 @@ def _fit(
     data_dir: str | None,
     fingerprints: Mapping[str, Mapping[str, Any]],
     engines: MutableMapping[Hashable, Engine],
+    keep: bool = False,
     test: bool = True,
 ) -> None:
     """Trains a run to its end; of a finished one only what it was trained on is checked.
@@ -183,6 +188,9 @@ def _fit(
             raise DataChanged(f"{run}: the data changed since the comparison began: {', '.join(changes)}")
         trainer.fit()
         if not finished:
+            best = (results.read_result(folder) or {}).get("best_step")
+            if hosts.is_main() and not keep and best is not None:
+                Checkpoints(folder / "checkpoints").thin(best)
             engines.setdefault(experiment.steps_key, trainer.engine)
     finally:
         if len(engines) > MAX_ENGINES:

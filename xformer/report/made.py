@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from xformer.report import formatting, summary
-from xformer.report.results import Comparison, mapping
+from xformer.report import formatting, summary, timing
+from xformer.report.results import Comparison, mapping, number, read_json
+
+FILE = "made.json"
+
+
+def sessions(workdir: Path) -> list[tuple[str, str]]:
+    """(when, what was run, on what) of each call that trained something, as the command kept it in `made.json`."""
+    kept = (read_json(workdir / FILE) or {}).get("sessions")
+    return [_session(mapping(session)) for session in kept] if isinstance(kept, list) else []
+
+
+def _session(session: Mapping[str, Any]) -> tuple[str, str]:
+    machine = mapping(session.get("machine"))
+    commit = str(machine.get("commit") or "")
+    changed = ", with uncommitted changes" if commit.endswith("+") else ""
+    memory = number(machine, "memory_bytes")
+    parts = [
+        str(session.get("command", "")),
+        f"trained {session['trained']}" if session.get("trained") else "",
+        f"commit {commit.rstrip('+')[:12]}{changed}" if commit else "no commit is known",
+        f"{machine.get('cpu', '')}, {machine.get('cores', '')} cores, {machine.get('device', '')}",
+        f"{formatting.mebibytes(memory)} of memory" if math.isfinite(memory) else "",
+        " ".join(f"{name}={value}" for name, value in mapping(machine.get("environment")).items()),
+    ]
+    return str(session.get("began", "")), "; ".join(filter(None, parts))
 
 
 def facts(comparison: Comparison) -> list[tuple[str, str]]:
@@ -20,7 +46,11 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
         ("Batch size", str(result.get("batch_size", ""))),
         *_of_data(comparison),
         ("Test", "once, with the checkpoint that was best on the validation split"),
-        ("Step time", "median over steps, compilation left out; peak memory: the largest of all seeds"),
+        (
+            "Step time",
+            f"median over steps, compilation left out, and the middle 80 % of them where given; {timing.RULE}",
+        ),
+        ("Peak memory", "the largest of all seeds"),
     ]
     return [(label, text) for label, text in found if text]
 

@@ -16,9 +16,12 @@ from xformer import extras
 from xformer.report import (
     accuracy_by,
     against,
+    answer,
     claims,
     classes,
     costs,
+    curves,
+    export,
     formatting,
     made,
     patterns,
@@ -27,6 +30,7 @@ from xformer.report import (
     style,
     summary,
     tables,
+    timing,
     trials,
 )
 from xformer.report.costs import CostRow
@@ -73,6 +77,7 @@ class _Plot:
     images: Mapping[str, str]  # `light`, `dark`, `light_narrow` and `dark_narrow`: data URLs
     table: tables.Table | None = None
     details: tables.Table | None = None
+    curves: str = ""  # what the page's script draws in place of the images, as JSON
 
 
 def write(
@@ -121,17 +126,24 @@ def _write_page(
     several = "" not in comparisons
     main = tables.tasks(comparisons) if several else parts[0]["main"]
     first = next(iter(comparisons.values()))
+    rows = [row for task, comparison in comparisons.items() for row in _results(task, comparison)]
+    table = export.as_csv(rows)
     context = {
         "title": title,
+        "csv": f"data:text/csv;charset=utf-8;base64,{base64.b64encode(table.encode()).decode()}",
+        "sessions": made.sessions(workdir),
         "tasks": main if several else None,
         "tasks_note": claims.tasks_note(first) if several else "",
+        "answers": answer.tables(comparisons),
+        "answers_note": answer.NOTE,
         "parts": parts,
+        "scripted": any(plot.curves for part in parts for plot in part["plots"]),
         "marks": {name: (index, style.marker(index)[1]) for index, name in enumerate(first.variants)},
         "light": style.LIGHT,
         "dark": style.DARK,
     }
-    lines = [_results(task, comparison) for task, comparison in comparisons.items()]
-    _write(workdir / "results.jsonl", "".join(lines).encode())
+    _write(workdir / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    _write(workdir / "results.csv", table.encode())
     for part in parts:
         _write(workdir / part["task"] / "comparison.json", (json.dumps(part["json"], indent=2) + "\n").encode())
     for name in ("report.md", "report.html"):
@@ -159,7 +171,12 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
         "tuning": trials.table(comparison),
         "tuning_note": trials.note(comparison),
         "tuning_more": trials.every(comparison),
-        "warnings": [*summary.warnings(comparison), *trials.warnings(comparison), *costs.warnings(measured.cost_rows)],
+        "warnings": [
+            *summary.warnings(comparison),
+            *timing.warnings(comparison),
+            *trials.warnings(comparison),
+            *costs.warnings(measured.cost_rows),
+        ],
         "plots": [plot for plot in _plots(workdir, task, comparison, rows, measured, by_class) if plot],
         "classes": classes.table(by_class) if by_class else None,
         "classes_note": classes.note(comparison, by_class) if by_class else "",
@@ -190,7 +207,7 @@ def _plots(
     variants, reference, cost_rows = comparison.variants, comparison.reference, measured.cost_rows
     folder = f"{task}/" if task else ""
 
-    def plot(name: str, title: str, caption: str, draw: Draw, **more: tables.Table) -> _Plot | None:
+    def plot(name: str, title: str, caption: str, draw: Draw, **more: Any) -> _Plot | None:
         file = f"{folder}{name}"
         drawn = {
             theme.name + suffix: draw(shape(theme))
@@ -241,7 +258,7 @@ def _plots(
         plot_by(accuracy_by.LENGTH),
         plot("quality.png", "Quality against training FLOPs",
              f"Validation {comparison.metric} as training goes on; {over}.",
-             lambda theme: quality.curves(comparison, theme)),
+             lambda theme: quality.curves(comparison, theme), curves=curves.script(comparison)),
         plot("pareto.png", "Quality against cost",
              f"Test {comparison.metric} of the best checkpoint; {over}. The dashed line joins the filled points: no "
              "other variant has both a better mean and a lower cost, intervals not regarded." + guess + left_out,
@@ -259,8 +276,8 @@ def _plots(
     ]  # fmt: skip
 
 
-def _results(task: str, comparison: Comparison) -> str:
-    """Lines of JSON: the runs, then the trials before them."""
+def _results(task: str, comparison: Comparison) -> list[dict[str, Any]]:
+    """What `results.jsonl` and `results.csv` hold: the runs, then the trials before them."""
     of_task, tuned = {"task": task} if task else {}, bool(comparison.trials)
     rows: list[dict[str, Any]] = []
     for run in comparison.all_runs():
@@ -276,7 +293,7 @@ def _results(task: str, comparison: Comparison) -> str:
             row |= {"trial": number, "values": dict(run.values), "chosen": comparison.chosen.get(variant) == number}
             row |= {"num_steps": run.num_steps}
             rows.append(row | ({"failure": run.failure} if run.failure else {}) | dict(run.result or {}))
-    return "".join(json.dumps(_finite(row)) + "\n" for row in rows)
+    return [_finite(row) for row in rows]
 
 
 def _finite(value: Any) -> Any:

@@ -116,16 +116,23 @@ class Run:
         except (OSError, ValueError, zipfile.BadZipFile):  # none, or damaged
             return {}
 
-    def curve(self, metric: str) -> list[tuple[float, float]]:
-        """(training FLOPs so far, metric on the validation split) of every evaluation, in order of steps.
+    def history(self, metric: str) -> list[dict[str, float]]:
+        """`step`, `train_flops` and `seconds` so far, and the metric as `value`, of every evaluation, by rising steps.
 
-        The FLOPs of what the run started from are among those so far.
+        On the validation split. FLOPs and time of what the run started from are among those so far.
         """
-        rows, before = {}, spent(self.source, "train_flops")
+        rows = {}
+        costs = (("train_flops", "train_flops"), ("seconds", "train_seconds"))  # in a row, in a result
+        before = {key: spent(self.source, source) for key, source in costs}
         for row in read_jsonl(self.folder / "metrics.jsonl"):
             if row.get("split") == "validation" and math.isfinite(step := number(row, "step")):
-                rows[step] = (before + number(row, "train_flops"), number(row, metric))
+                so_far = {key: start + number(row, key) for key, start in before.items()}
+                rows[step] = {"step": step, "value": number(row, metric), **so_far}
         return [rows[step] for step in sorted(rows)]
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """(training FLOPs so far, metric on the validation split) of every evaluation, in order of steps."""
+        return [(row["train_flops"], row["value"]) for row in self.history(metric)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Row:
       train_flops: of the run and of what it started from.
       input_wait: share of training time spent waiting for data.
       num_steps: steps that were taken; NaN where seeds took different numbers.
-      train_seconds: time of a run's training steps, the median.
+      train_seconds: time of the training steps of a run and of what it started from, the median.
     """
 
     variant: str
@@ -76,7 +76,7 @@ def _row(comparison: Comparison, variant: str) -> Row:
         peak_memory_bytes=_over(runs, "peak_memory_bytes", max),
         input_wait=_over(runs, "input_wait_share", statistics.fmean),
         num_steps=_over(runs, "last_step", lambda steps: steps[0] if len(set(steps)) == 1 else math.nan),
-        train_seconds=_over(runs, "train_seconds", statistics.median),
+        train_seconds=_over(runs, "train_seconds", statistics.median, total),
     )
 
 

@@ -7,7 +7,7 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from xformer.report import costs, formatting, summary
+from xformer.report import costs, formatting, summary, timing
 from xformer.report.costs import CostRow
 from xformer.report.results import Comparison, Run, number
 from xformer.report.stats import estimate
@@ -180,7 +180,7 @@ def _run(run: Run, comparison: Comparison) -> tuple[str, ...]:
         f"{best:,.0f}" if math.isfinite(best) else formatting.MISSING,
         show(summary.baseline_of(run, metric)),
         *(show(run.others(metric, "test").get(title, ("", math.nan))[1]) for title in titles),
-        formatting.milliseconds(number(run.result, "step_time_ms")),
+        timing.spelt(run),
         formatting.MISSING if run.digest is None else run.digest[:12],
     )
 

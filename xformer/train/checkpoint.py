@@ -161,6 +161,21 @@ class Checkpoints:
             return ", ".join([f"{name} is missing" for name in missing] + [f"{name} has changed" for name in changed])
         return None
 
+    def thin(self, keep: int) -> None:
+        """Deletes every checkpoint but that of the step `keep`; nothing where that one is damaged or missing.
+
+        For runs that are finished: what goes on from here repeats the steps after `keep`.
+        """
+        if self.damage(keep) is None:
+            for step in self.steps():
+                if step != keep:
+                    self._delete(step)
+
+    def _delete(self, step: int) -> None:
+        doomed = self.folder / f"{step}.tmp"  # renamed first: a folder half deleted must not bear a number
+        (self.folder / str(step)).rename(doomed)
+        shutil.rmtree(doomed)
+
     def _commit(self, temporary: Path, final: Path) -> None:
         folders.write_json(temporary / MANIFEST, _digests(temporary, sync=True))
         old = final.with_name(f"{final.name}.old")
@@ -179,10 +194,7 @@ class Checkpoints:
             return
         for step in self.steps():
             if step not in newest and step not in best:
-                # Renamed first: a folder half deleted must not bear a number.
-                doomed = self.folder / f"{step}.tmp"
-                (self.folder / str(step)).rename(doomed)
-                shutil.rmtree(doomed)
+                self._delete(step)
 
     def _tidy(self) -> None:
         """Clears what a killed process left behind."""

@@ -80,9 +80,12 @@ def choose(checkpoints: Checkpoints, which: str) -> int:
     steps = checkpoints.steps()
     if not steps:
         raise CheckpointError(f"{checkpoints.folder} holds no intact checkpoint")
-    if which == "last":
-        return _newest_intact(checkpoints)
     result = folders.read_result(checkpoints.folder.parent)
+    if which == "last":
+        step, ended = _newest_intact(checkpoints), (result or {}).get("last_step")
+        if ended is not None and ended not in steps:
+            logger.warning("the run ended at step %s, whose checkpoint is gone: step %d is used instead", ended, step)
+        return step
     newest = steps[-1]
     best = checkpoints.position(newest).get("best") if checkpoints.damage(newest) is None else None
     if result is not None:

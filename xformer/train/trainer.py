@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from flax import nnx
 
@@ -262,6 +263,8 @@ class Trainer:
             "train_flops": position.train_flops,
             "flops_uncounted": list(position.uncounted),
             "step_time_ms": statistics.median(times) * 1e3,
+            "step_time_p10_ms": float(np.quantile(times, 0.1)) * 1e3,
+            "step_time_p90_ms": float(np.quantile(times, 0.9)) * 1e3,
             "peak_memory_bytes": position.peak_memory_bytes,
             "eval": position.best["metrics"],
             "test": without_nan(test, "test"),
