@@ -197,6 +197,15 @@ def test_a_budget_below_one_step_is_one_line(run, tmp_path):
     assert not (tmp_path / "work" / "runs").exists()
 
 
+def test_equal_steps_stretch_the_run_and_leave_pretraining_alone(config, tmp_path):
+    own = configs.load_comparison(str(config), ["budget.steps=300", "pretrain={'num_steps': 40}", "seeds=0"])
+    for planned in compare.plan(configs.comparison_parts(own), tmp_path):
+        assert (planned.config.train.num_steps, planned.config.train.eval_every) == (300, 60)
+        assert planned.config.optimizer.warmup_steps == 30
+        assert (planned.pretraining.train.num_steps, planned.pretraining.optimizer.warmup_steps) == (40, 10)
+        assert planned.pretraining.train.eval_every == 20
+
+
 def test_steps_are_floored_never_rounded():
     assert budgets.affords({"train_flops": 9.99}, 1.0, "x") == 9
     assert budgets.affords({"seconds": 10.0}, 1.0, "x") == 10

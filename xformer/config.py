@@ -342,8 +342,8 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
                     raise ConfigError(
                         f"train.num_epochs: got {run.train.num_epochs}, takes None where there is a budget"
                     )
-                if "steps" in checked.get("budget", {}):
-                    budget.check_warmup(run, variant, checked["budget"])
+                if (steps := checked.get("budget", {}).get("steps")) is not None:
+                    budget.check_warmup(budget.scaled(run.to_dict(), steps), variant, checked["budget"])
         for variant, values, run in comparison_trials(part):
             try:
                 check(run)
@@ -437,7 +437,7 @@ def comparison_runs(
 
     Args:
       tuned: the values that were chosen, dotted key -> value, by variant; others run as the config has them.
-      steps: how many each variant takes by the budget; others take those of the config, or of a budget in steps.
+      steps: how many each variant takes by the budget; others take those of the config.
     """
     runs = []
     for variant in config.variants:
@@ -473,7 +473,6 @@ def _comparison_run(
     if "pretrain" in config and run["train"]["init_from"] is None:
         run["train"] = {**run["train"], "init_from": pretraining.FOLDER}
     run = override(run, values)
-    num_steps = num_steps or config.get("budget", {}).get("steps")
     return budget.scaled(run, num_steps) if num_steps else run
 
 

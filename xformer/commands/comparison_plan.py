@@ -82,11 +82,13 @@ def plan(parts: Mapping[str, ConfigDict], workdir: Path) -> list[Planned]:
     for task, part in parts.items():
         known, chosen = results.budget_steps(workdir / task), results.tuned(workdir / task)
         tuned = {variant: chosen[variant] for variant in part.variants if variant in chosen and "tune_seed" in part}
-        steps = {variant: known.get(cost_key(variant, tuned.get(variant, {}))) for variant in part.variants}
-        for variant, seed, run in comparison_runs(part, tuned, steps):
+        same = part.get("budget", {}).get("steps")
+        steps = {variant: same or known.get(cost_key(variant, tuned.get(variant, {}))) for variant in part.variants}
+        whole = comparison_runs(part, tuned)  # what a run starts from is not cut to the budget
+        for (variant, seed, run), (_, _, uncut) in zip(comparison_runs(part, tuned, steps), whole, strict=True):
             folder = results.run_folder(workdir / task, variant, seed)
             waits = "tune_seed" in part and variant not in tuned
-            started = pretraining_run(part, run)
+            started = pretraining_run(part, uncut)
             values = tuned.get(variant, {})
             runs.append(Planned(task, variant, seed, run, folder, started, values=values, waits=waits))
     order = {seed: index for index, seed in enumerate(next(iter(parts.values())).seeds)}
@@ -98,13 +100,16 @@ def plan_trials(parts: Mapping[str, ConfigDict], workdir: Path) -> list[Planned]
     trials = []
     for task, part in parts.items():
         known = results.budget_steps(workdir / task)
-        steps = lambda variant, values, known=known: known.get(cost_key(variant, values))
+        same = part.get("budget", {}).get("steps")
+        steps = lambda variant, values, known=known, same=same: same or known.get(cost_key(variant, values))
         numbers: collections.Counter[str] = collections.Counter()
-        for variant, values, run in comparison_trials(part, steps):
+        for (variant, values, run), (_, _, uncut) in zip(
+            comparison_trials(part, steps), comparison_trials(part), strict=True
+        ):
             number = numbers[variant]
             numbers[variant] += 1
             folder = results.trial_folder(workdir / task, variant, number)
-            own = Planned(task, variant, run.seed, run, folder, pretraining_run(part, run), "trial", values)
+            own = Planned(task, variant, run.seed, run, folder, pretraining_run(part, uncut), "trial", values)
             trials.append((number, own))
     return [trial for _, trial in sorted(trials, key=lambda pair: pair[0])]
 

@@ -29,6 +29,7 @@ def choose(trials: Sequence[Planned], workdir: Path) -> list[str]:
     Returns:
       Labels of variants none of whose trials has finished, although all have ended.
     """
+    barrier("trials")  # their failures are written by one process, and read by all
     hopeless = []
     for (task, variant), own in of_variant(trials).items():
         path = workdir / task / results.TUNED
