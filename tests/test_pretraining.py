@@ -147,7 +147,7 @@ def test_a_run_that_stops_between_the_phases_goes_on(config, tmp_path, monkeypat
     broken, whole = (planned(config, tmp_path / name, "seeds=(0,)")[0] for name in ("broken", "whole"))
     fingerprints = comparison_runs.prepare([broken], data_dir)
     engines: dict = {}
-    comparison_runs.train_one(whole, data_dir, fingerprints, engines)
+    comparison_runs.train_one(whole, data_dir, fingerprints, engines, True)
 
     fit = comparison_runs._fit
 
@@ -159,16 +159,16 @@ def test_a_run_that_stops_between_the_phases_goes_on(config, tmp_path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(comparison_runs, "_fit", stop)
         with pytest.raises(Interrupted):
-            comparison_runs.train_one(broken, data_dir, fingerprints, engines)
+            comparison_runs.train_one(broken, data_dir, fingerprints, engines, True)
     assert broken.result is None
     record = broken.folder / "pretrain" / "data.json"
     known = record.read_text()
     record.write_text(json.dumps(json.loads(known) | {"max_len": 15}))
     with pytest.raises(DataChanged, match="max_len"):  # the texts changed between the phases
-        comparison_runs.train_one(broken, data_dir, fingerprints, engines)
+        comparison_runs.train_one(broken, data_dir, fingerprints, engines, True)
     record.write_text(known)
     before = (broken.folder / "pretrain" / "result.json").stat().st_mtime_ns
-    comparison_runs.train_one(broken, data_dir, fingerprints, engines)
+    comparison_runs.train_one(broken, data_dir, fingerprints, engines, True)
     assert (broken.folder / "pretrain" / "result.json").stat().st_mtime_ns == before
     for folder in ("pretrain", ""):
         both = [warm_start.read(run.folder / folder / "checkpoints" / ("4" if folder else "3"), "model")

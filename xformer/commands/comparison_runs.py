@@ -158,7 +158,7 @@ def train_one(
         (run.folder / "failure.json").unlink(missing_ok=True)
     if run.pretraining is not None:
         _fit(run.pretraining, run.folder / FOLDER, data_dir, {}, engines, keep)
-    _fit(run.config, run.folder, data_dir, fingerprints, engines, keep, test=run.role == "run")
+    _fit(run.config, run.folder, data_dir, fingerprints, engines, keep, run.role == "run")
 
 
 def _fit(
