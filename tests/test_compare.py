@@ -5,6 +5,7 @@ import json
 import math
 import textwrap
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
 from xformer.bench import attention_costs
-from xformer.commands import cli, compare, comparison_runs, pictures
+from xformer.commands import cli, compare, comparison_runs, compile_cache, pictures
 from xformer.report import formatting, style
 from xformer.report.costs import CostRow
 from xformer.train import Diverged, Interrupted
@@ -64,6 +65,27 @@ def run(config, tmp_path, capsys, monkeypatch):
         return code, *capsys.readouterr()
 
     return call
+
+
+def test_compiled_programs_are_kept_in_the_workdir(tmp_path):
+    """By the file of a program, also after others were compiled without; a user's own folder stays."""
+    setting = "jax_compilation_cache_dir"
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, None)
+    try:
+        compile_new = lambda number: jax.jit(lambda x: x * number + 1.25).lower(1.0).compile()
+        compile_new(1)
+        with compile_cache.kept(tmp_path):
+            compile_new(2)
+        kept = list((tmp_path / "compiled").rglob("*-cache"))
+        assert len(kept) == 1 and getattr(jax.config, setting) is None
+        compile_new(3)
+        assert len(list((tmp_path / "compiled").rglob("*-cache"))) == 1
+        jax.config.update(setting, str(tmp_path / "own"))
+        with compile_cache.kept(tmp_path):
+            assert getattr(jax.config, setting) == str(tmp_path / "own")
+    finally:
+        jax.config.update(setting, before)
 
 
 def folders(tmp_path):

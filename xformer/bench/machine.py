@@ -42,7 +42,7 @@ def describe() -> dict[str, Any]:
     return {
         "device": device.device_kind,
         "platform": device.platform,
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "memory_bytes": _memory(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
@@ -63,7 +63,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """The processor, as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

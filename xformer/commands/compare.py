@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 
 from xformer import extras, report
 from xformer.bench import attention_costs
-from xformer.commands import budgets, cli, dry_run, hosts, pictures, sessions, tuned
+from xformer.commands import budgets, cli, compile_cache, dry_run, hosts, pictures, sessions, tuned
 from xformer.commands.comparison_plan import Planned, plan, plan_trials
 from xformer.commands.comparison_runs import interrupted, prepare, train
 from xformer.config import (
@@ -99,7 +99,7 @@ def command(argv: Sequence[str]) -> None:
         hopeless: list[str] = []
         if not args.report_only:
             everything = lambda: [*plan_trials(parts, workdir), *plan(parts, workdir)]
-            with sessions.recorded(workdir, argv, everything):
+            with sessions.recorded(workdir, argv, everything), compile_cache.kept(workdir):
                 failed, stopped, hopeless = train_all(parts, workdir, args.data_dir, args.keep_checkpoints)
             runs = plan(parts, workdir)
         if main:
