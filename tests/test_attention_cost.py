@@ -167,7 +167,7 @@ def test_one_trace_a_shape(row):
     assert len(traces) == 2
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @rows(where=lambda case: case.pairs)
 def test_no_state_in_the_op(row):
     """Fault 8: a short batch between two equal long ones; and the op is unchanged by calls."""

@@ -56,6 +56,7 @@ def test_weights_are_dropped_whole_and_scaled(row):
     assert abs(share - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / (plain > 0).sum()) * np.sqrt(HEADS)
 
 
+@pytest.mark.sampled(4)
 @rows(where=lambda case: case.dropout and not case.pairs)
 def test_mean_over_keys_is_the_undropped_output(row):
     call = inputs(q_len=20, batch=1, seed=1)
@@ -81,7 +82,7 @@ def test_broadcast_shares_the_mask_between_examples(row):
     assert np.abs(own[0] - own[1]).max() > 0.05
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @rows(where=conformance.one_of_each)
 def test_off_when_deterministic_or_at_rate_zero(row):
     call = inputs()
@@ -112,7 +113,7 @@ def test_what_has_no_weights_to_drop_says_so(row):
         conformance.attend(row.op, {}, call, dropout_rng=KEY, dropout_rate=0.5, deterministic=False)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @rows(positions=True, implementations=("xla",), where=lambda case: case.dropout)
 def test_gradient_meets_the_same_mask_as_the_output(row):
     """<c, out(v)> is linear in the values, so the gradient gives it exactly; scores by central differences."""

@@ -36,7 +36,7 @@ def test_padding_mask_of_any_dtype(row, dtype):
     )
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(7)
 @rows(where=one_of_each)
 @pytest.mark.parametrize("shape", [(LENGTH,), (1, HEADS, 1, LENGTH)], ids=str)
 def test_padding_mask_broadcasts(row, shape):
@@ -46,7 +46,7 @@ def test_padding_mask_broadcasts(row, shape):
     close(forward(row.op, params, as_jax(call)), expected(row, params, call))
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(8)
 @rows(where=lambda case: case.pairs and case.masks)
 @pytest.mark.parametrize(
     "shape",
@@ -73,7 +73,7 @@ def test_bias_broadcasts_and_its_gradient_sums_back(row, shape):
     conformance.check_gradients(row, params, call, cotangent, gradients)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @rows(positions=True, implementations=BOTH)
 def test_padded_places_cannot_move_the_result(row):
     """Real outputs are the same whatever stands in padding, and padded keys and values get exactly no gradient."""
@@ -114,7 +114,7 @@ def check_appended_padding(row):
     close(long[:, :40], np.asarray(short), 1e-6)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @rows(positions=True, causal=(False, True), implementations=BOTH)
 def test_fully_padded_example_gives_zeros_and_no_gradient(row):
     call = inputs() | {"mask": padding([LENGTH, 0], LENGTH)}
@@ -128,7 +128,7 @@ def test_fully_padded_example_gives_zeros_and_no_gradient(row):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params_gradient))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @rows(positions=True, causal=(True,), implementations=BOTH)
 def test_no_gradient_from_the_future(row):
     """The output at t has a gradient of exactly zero to keys and values after t, and to every other query."""

@@ -223,6 +223,7 @@ def test_a_query_that_may_see_all_keys_visits_all_tiles():
     assert local.tile_plan(1, 4096, 4, query_offset=None).num_tiles == 3 + 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "op",
     [

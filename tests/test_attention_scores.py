@@ -78,7 +78,7 @@ def test_half_precision(row, dtype):
     conformance.check_gradients(row, params, rounded, cotangent, gradients, 2 * tolerance)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @PAIRS
 def test_a_query_with_nothing_but_a_sink_gives_zeros_and_no_gradient(row):
     call = inputs() | {"sinks": SINKS, "mask": np.zeros((2, 1, 1, LENGTH), bool)}
@@ -125,7 +125,7 @@ def test_weights_with_a_sink_sum_to_less_than_one():
     )  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @rows(where=one_of_each)
 def test_values_of_another_depth_through_both_adapters(row):
     op = dataclasses.replace(row.op, position=Shaw(max_distance=3)) if "shaw" in row.case.positions else row.op

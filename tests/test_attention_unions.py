@@ -96,6 +96,7 @@ def test_queries_that_start_elsewhere_have_the_same_numbers(op):
         close(forward(op, {}, some | {"query_offset": offset}), whole[:, 20:27])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("causal", [False, True])
 def test_heads_of_their_own_dilation(causal):
     """Three heads of one dilation, of which two share a key head: with every argument, and all gradients."""

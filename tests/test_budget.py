@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from xformer import budget as budgets
+from xformer import comparison as comparisons
 from xformer import config as configs
 from xformer import experiment as experiments
 from xformer.commands import budgets as settling
@@ -187,7 +188,7 @@ def test_tuned_values_that_a_step_costs_by_have_steps_of_their_own(run, tmp_path
 )
 def test_a_budget_that_is_wrong_is_one_line(config, override, line):
     with pytest.raises(configs.ConfigError) as error:
-        configs.load_comparison(str(config), [*(["budget.steps=20"] if "budget" not in override else []), override])
+        comparisons.load_comparison(str(config), [*(["budget.steps=20"] if "budget" not in override else []), override])
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
@@ -198,8 +199,8 @@ def test_a_budget_below_one_step_is_one_line(run, tmp_path):
 
 
 def test_equal_steps_stretch_the_run_and_leave_pretraining_alone(config, tmp_path):
-    own = configs.load_comparison(str(config), ["budget.steps=300", "pretrain={'num_steps': 40}", "seeds=0"])
-    for planned in compare.plan(configs.comparison_parts(own), tmp_path):
+    own = comparisons.load_comparison(str(config), ["budget.steps=300", "pretrain={'num_steps': 40}", "seeds=0"])
+    for planned in compare.plan(comparisons.comparison_parts(own), tmp_path):
         assert (planned.config.train.num_steps, planned.config.train.eval_every) == (300, 60)
         assert planned.config.optimizer.warmup_steps == 30
         assert (planned.pretraining.train.num_steps, planned.pretraining.optimizer.warmup_steps) == (40, 10)
@@ -215,7 +216,7 @@ def test_steps_are_floored_never_rounded():
 
 @pytest.mark.full
 def test_the_measured_step_time_is_a_time(config, tmp_path):
-    (planned, *_) = compare.plan(configs.comparison_parts(configs.load_comparison(str(config))), tmp_path)
+    (planned, *_) = compare.plan(comparisons.comparison_parts(comparisons.load_comparison(str(config))), tmp_path)
     planned_task = experiments.build(planned.config).task
     planned_task.prepare(str(tmp_path / "data"))
     assert 1e-5 < settling.measure_step(planned, str(tmp_path / "data")) < 5

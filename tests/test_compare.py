@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from xformer import config as configs
+from xformer import comparison as comparisons
 from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
 from xformer.bench import attention_costs
@@ -266,10 +266,12 @@ def test_variants_are_compared_on_several_tasks(run, errors, tmp_path):
 
 def test_variants_of_a_comparison_with_tasks_are_picked_and_added():
     """Tasks say what a variant changes on them; what is not picked is left out there too."""
-    picked = configs.load_comparison("compare_lra", ["variants=full,performer"])
+    picked = comparisons.load_comparison("compare_lra", ["variants=full,performer"])
     assert list(picked.variants) == ["full", "performer"]
-    for part in configs.comparison_parts(picked).values():
-        rates = {variant: run.model.get("attention_dropout_rate") for variant, _, run in configs.comparison_runs(part)}
+    for part in comparisons.comparison_parts(picked).values():
+        rates = {
+            variant: run.model.get("attention_dropout_rate") for variant, _, run in comparisons.comparison_runs(part)
+        }
         assert list(rates) == ["full", "performer"] and not rates["performer"], "it has no weights to drop"
 
 
@@ -312,7 +314,9 @@ def test_seeds_share_what_is_compiled_and_change_nothing_by_it(config, tmp_path)
         config.write_text(config.read_text().replace(f', "{key}": 4', ""))
     runs = [
         planned
-        for planned in comparison_runs.plan({"": configs.load_comparison(str(config), overrides)}, tmp_path / "work")
+        for planned in comparison_runs.plan(
+            {"": comparisons.load_comparison(str(config), overrides)}, tmp_path / "work"
+        )
         if planned.variant != "full"
     ]
     fingerprints = comparison_runs.prepare(runs, str(tmp_path / "data"))

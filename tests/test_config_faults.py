@@ -8,6 +8,7 @@ import time
 import pytest
 from test_config import CONFIGS, load, refusal
 
+from xformer import comparison as comparisons
 from xformer import config as configs
 from xformer import experiment, schema
 from xformer.checks import ArgumentError
@@ -78,11 +79,11 @@ def test_a_causal_window_from_a_config_has_no_right_side():
 
 def test_variant_names_are_short_enough_for_folders():
     with pytest.raises(ConfigError, match=r"^variants: got the name 'v+\.\.\.v+', takes at most 100 letters"):
-        configs.load_comparison(f"{CONFIGS}/compare_demo.py", [f"variants.{'v' * 300}={{}}"])
+        comparisons.load_comparison(f"{CONFIGS}/compare_demo.py", [f"variants.{'v' * 300}={{}}"])
     with pytest.raises(ConfigError, match=r"^variants.v+.name: got"):  # with the comparison's name before it
-        configs.load_comparison(f"{CONFIGS}/compare_demo.py", [f"variants.{'v' * 99}={{}}"])
+        comparisons.load_comparison(f"{CONFIGS}/compare_demo.py", [f"variants.{'v' * 99}={{}}"])
     with pytest.raises(ConfigError, match=r"^name: got"):
-        configs.load_comparison(f"{CONFIGS}/compare_demo.py", ["name=a\nb"])
+        comparisons.load_comparison(f"{CONFIGS}/compare_demo.py", ["name=a\nb"])
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,10 @@ def test_a_config_is_checked_once(checks):
 
 
 def test_a_comparison_checks_its_base_and_each_variant_once(checks):
-    comparison = configs.load_comparison(f"{CONFIGS}/compare_demo.py", ["seeds=(0,1,2)"])
-    runs = [run for part in configs.comparison_parts(comparison).values() for run in configs.comparison_runs(part)]
+    comparison = comparisons.load_comparison(f"{CONFIGS}/compare_demo.py", ["seeds=(0,1,2)"])
+    runs = [
+        run for part in comparisons.comparison_parts(comparison).values() for run in comparisons.comparison_runs(part)
+    ]
     for _, seed, config in runs:
         assert experiment.build(config).seed == seed
     assert len(runs) == 36 and len(checks) == 12  # the base is the variant "full" on the first task
@@ -167,10 +170,10 @@ def test_a_class_of_the_same_name_is_another_experiment(checks, monkeypatch):
 def test_a_variant_chooses_what_the_base_leaves_unset(tmp_path):
     base = configs.read(f"{CONFIGS}/demo.py:music")
     given = {"name": "c", "base": base, "variants": {"mean": {"model": {}}, "cls": {"model": {"pooling": "cls"}}}}
-    comparison = configs.check_comparison(given)
-    lengths = {variant: run.attention.position.max_len for variant, _, run in configs.comparison_runs(comparison)}
+    comparison = comparisons.check_comparison(given)
+    lengths = {variant: run.attention.position.max_len for variant, _, run in comparisons.comparison_runs(comparison)}
     assert lengths == {"mean": 128, "cls": 129}
-    again = configs.check_comparison(json.loads(json.dumps(experiment.as_json(comparison))))
+    again = comparisons.check_comparison(json.loads(json.dumps(experiment.as_json(comparison))))
     assert experiment.as_json(again) == experiment.as_json(comparison)
 
 

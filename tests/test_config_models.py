@@ -10,6 +10,7 @@ from flax import nnx
 
 import xformer
 from xformer import arguments, experiment
+from xformer import comparison as comparisons
 from xformer import config as configs
 from xformer.arguments import Parameter
 from xformer.attention import BigBird, Full, Layers, Linformer, Rotary, Shape, Window
@@ -165,10 +166,10 @@ def test_a_stack_is_completed_entry_by_entry():
 def test_variants_of_a_comparison_may_be_stacks():
     base = experiment.as_json(load().config)
     stack = {"name": "layers", "layers": ({"name": "window"}, {"name": "full"})}
-    comparison = configs.check_comparison(
+    comparison = comparisons.check_comparison(
         {"name": "c", "base": base, "variants": {"full": {}, "hybrid": {"attention": stack}}}
     )
-    (_, _, full), (_, _, hybrid) = configs.comparison_runs(comparison)
+    (_, _, full), (_, _, hybrid) = comparisons.comparison_runs(comparison)
     assert full.attention.name == "full" and [op["name"] for op in hybrid.attention.layers] == ["window", "full"]
     assert configs.check(hybrid).attention == hybrid.attention
 

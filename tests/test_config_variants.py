@@ -36,6 +36,7 @@ class Waves(Position):
         return cls(**{"reach": num_positions - 1, **overrides})
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_line_in_the_table_is_all_that_a_variant_needs(name, monkeypatch):
     monkeypatch.setitem(ATTENTIONS, "stripes", Stripes)
@@ -66,6 +67,7 @@ LENGTH = {"listops": 512, "lra/listops": 2001, "imdb": 512, "documents": 512, "d
 RANK = {"listops": 128, "lra/listops": 16, "imdb": 128, "documents": 128, "demo": 16}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BLOCK)
 def test_shipped_experiments_have_these_hyperparameters(name):
     block, length = BLOCK[name], LENGTH[name]

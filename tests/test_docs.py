@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import xformer
-from xformer import config
+from xformer import comparison, config
 from xformer.commands import cli
 from xformer.report import style
 
@@ -78,7 +78,7 @@ def run_command(words):
     (spec,) = [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")] or [""]
     overrides = [arg.removeprefix("--config.") for arg in args if arg.startswith("--config.")]
     if CHECKED_ONLY.search(line) and name != "data":
-        load = config.load_comparison if name == "compare" else config.load_config
+        load = comparison.load_comparison if name == "compare" else config.load_config
         load(spec, overrides)
         return
     if name == "bench":

@@ -41,8 +41,11 @@ MAY_IMPORT = {
         "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections", "xformer.tasks",
     },
     "xformer.config": {
-        "xformer.experiment", "xformer.presets", "xformer.pretraining", "xformer.schema", "xformer.sections",
-        "xformer.shipped", "xformer.tuning", "xformer.budget",
+        "xformer.experiment", "xformer.presets", "xformer.schema", "xformer.shipped",
+    },
+    "xformer.comparison": {
+        "xformer.config", "xformer.experiment", "xformer.presets", "xformer.pretraining", "xformer.schema",
+        "xformer.sections", "xformer.tuning", "xformer.budget",
     },
     "xformer.tuning": {"xformer.schema"},
     "xformer.budget": {"xformer.schema"},

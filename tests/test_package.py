@@ -106,9 +106,9 @@ def test_a_users_own_folders_are_found_and_so_are_the_shipped_configs(project):
     code, out, err = project(
         "import configs.default, experiments, tests, examples; "
         "print(configs.default.MINE, experiments.MINE, tests.MINE, examples.MINE); "
-        "import xformer; print(xformer.__file__); from xformer import config; "
+        "import xformer; print(xformer.__file__); from xformer import comparison, config; "
         "print(config.load_config('documents:full').task.path); "
-        "print(sorted(config.load_comparison('compare_demo').variants))"
+        "print(sorted(comparison.load_comparison('compare_demo').variants))"
     )
     assert code == 0, err
     mine, file, documents, variants = out.splitlines()

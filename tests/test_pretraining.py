@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from xformer import config as configs
+from xformer import comparison as comparisons
 from xformer import pretraining
 from xformer.commands import cli, compare, comparison_runs
 from xformer.config import ConfigError
@@ -49,11 +49,11 @@ def config(tmp_path):
 
 
 def load(config, *overrides):
-    return configs.load_comparison(str(config), overrides)
+    return comparisons.load_comparison(str(config), overrides)
 
 
 def planned(config, workdir, *overrides):
-    parts = configs.comparison_parts(load(config, *overrides))
+    parts = comparisons.comparison_parts(load(config, *overrides))
     return comparison_runs.plan(parts, workdir)
 
 

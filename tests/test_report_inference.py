@@ -8,6 +8,7 @@ import pytest
 import report_fake
 import scipy.stats
 
+from xformer import comparison as comparisons
 from xformer import config as configs
 from xformer.report import against, inference, page, results, style, summary
 from xformer.report.inference import holm, paired_examples, paired_seeds, seeds_needed
@@ -175,6 +176,6 @@ def test_the_baseline_is_the_named_one(tmp_path):
 
 def test_a_baseline_that_is_no_variant_is_one_line():
     with pytest.raises(configs.ConfigError, match=r"^baseline: got 'ful', takes one of the variants: full, "):
-        configs.load_comparison("compare_demo", ["baseline=ful"])
-    assert configs.load_comparison("compare_demo", ["baseline=window"]).baseline == "window"
-    assert "baseline" not in configs.load_comparison("compare_demo")
+        comparisons.load_comparison("compare_demo", ["baseline=ful"])
+    assert comparisons.load_comparison("compare_demo", ["baseline=window"]).baseline == "window"
+    assert "baseline" not in comparisons.load_comparison("compare_demo")

@@ -91,6 +91,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("change", "said"), CHANGES.values(), ids=CHANGES)
 def test_a_finished_run_refuses_other_data(finished, capsys, change, said):
     work = finished / "work"
@@ -214,6 +215,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_another_checkpoint_is_used_only_when_asked_for(finished, capsys, damage):
     work = finished / "work"

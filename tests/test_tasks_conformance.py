@@ -64,6 +64,7 @@ def test_the_example_batch_is_a_real_batch_without_values(opened):
         assert shapes(known) == shapes(example)
 
 
+@pytest.mark.sampled(8)
 def test_inputs_and_metrics_trace_on_the_example_batch(opened):
     task, data = opened
     example = task.example_batch(BATCH)
@@ -121,7 +122,7 @@ def test_better_metrics_are_better(opened):
     assert better["loss"] < worse["loss"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_fillers_add_nothing(opened):
     task, data = opened
     batch = batch_of(data)
@@ -138,7 +139,7 @@ def test_fillers_add_nothing(opened):
     assert jnp.isfinite(gradient).all() and not gradient[BATCH:].any()
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 def test_metrics_of_parts_add_up_to_those_of_the_whole(opened):
     task, data = opened
     batch = batch_of(data)
@@ -159,6 +160,7 @@ def test_records_have_a_row_an_example(opened):
     assert all(len(array) == BATCH for array in records.values())
 
 
+@pytest.mark.sampled(8)
 def test_the_baseline_is_what_a_naive_guesser_scores(opened):
     task, data = opened
     found = task.baseline(data)
@@ -177,7 +179,7 @@ def test_the_baseline_is_what_a_naive_guesser_scores(opened):
         assert scores["accuracy"] == pytest.approx(np.mean(right[test >= 0]), abs=1e-6)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 def test_no_outputs_that_read_nothing_beat_the_baseline_on_training_data(opened):
     task, data = opened
     train = batch_of(data, "train", data.num_examples("train"))

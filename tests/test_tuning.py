@@ -7,6 +7,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from xformer import comparison as comparisons
 from xformer import config as configs
 from xformer import experiment as experiments
 from xformer import tuning
@@ -198,7 +199,7 @@ def test_trials_are_resumed_like_runs(run, trained, tmp_path):
 
 
 def load(config, *overrides):
-    return configs.load_comparison(str(config), overrides)
+    return comparisons.load_comparison(str(config), overrides)
 
 
 @pytest.mark.parametrize(
@@ -222,14 +223,14 @@ def test_a_grid_that_is_wrong_is_one_line(config, override, line):
 
 def test_a_variant_s_own_grid_replaces_the_common_one(config):
     own = load(config, "variants.window.tune={'attention.left':(2,4,8)}")
-    found = [(variant, values) for variant, values, _ in configs.comparison_trials(own)]
+    found = [(variant, values) for variant, values, _ in comparisons.comparison_trials(own)]
     rates = [{"optimizer.learning_rate": rate} for rate in (1e-3, 1e-2, 1e-1)]
     lefts = [{"attention.left": left} for left in (2, 4, 8)]
     assert found == [("full", rate) for rate in rates] + [("window", left) for left in lefts]
-    trials = configs.comparison_trials(own)
+    trials = comparisons.comparison_trials(own)
     assert [run.attention.left for variant, _, run in trials if variant == "window"] == [2, 4, 8]
     assert all(run.seed == own.tune_seed == 1000 for _, _, run in trials)
-    assert configs.check_comparison(own) == own, "what is checked is checked again without a change"
+    assert comparisons.check_comparison(own) == own, "what is checked is checked again without a change"
     assert load(config, "seeds=1000,1001").tune_seed == 1002
     assert "tune_seed" not in load(config, "tune=None")
 

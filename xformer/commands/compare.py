@@ -31,7 +31,7 @@ from xformer.bench import attention_costs
 from xformer.commands import budgets, cli, compile_cache, dry_run, hosts, pictures, sessions, tuned
 from xformer.commands.comparison_plan import Planned, plan, plan_trials
 from xformer.commands.comparison_runs import interrupted, prepare, train
-from xformer.config import (
+from xformer.comparison import (
     COMPARISON,
     ReportOptions,
     check_comparison,

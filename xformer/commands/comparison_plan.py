@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from xformer import tuning
-from xformer.config import comparison_runs, comparison_trials, pretraining_run
+from xformer.comparison import comparison_runs, comparison_trials, pretraining_run
 from xformer.report import results
 
 ENDED = ("Diverged", "OutOfMemory")  # failures that are a trial's outcome: trying again gives the same
@@ -75,7 +75,7 @@ def plan(parts: Mapping[str, ConfigDict], workdir: Path) -> list[Planned]:
     """Every run, the seeds one after the other, so that a comparison cut short has all variants.
 
     Args:
-      parts: the comparisons of `xformer.config.comparison_parts`, by task.
+      parts: the comparisons of `xformer.comparison.comparison_parts`, by task.
       workdir: of the comparison; what it says of chosen values and of steps is in the configs.
     """
     runs = []

@@ -23,7 +23,8 @@ from typing import Any
 
 from xformer import config_errors, parts, schema, tasks
 from xformer.commands import cli, describe
-from xformer.config import comparison_parts, comparison_runs, load_comparison, override, read
+from xformer.comparison import comparison_parts, comparison_runs, load_comparison
+from xformer.config import override, read
 from xformer.config_help import task_help
 from xformer.experiment import build
 from xformer.report import formatting
