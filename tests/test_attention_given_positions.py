@@ -27,7 +27,7 @@ from xformer.attention import (
 BY_TOKEN = ("query", "key", "value", "segment_ids")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("implementation", BOTH)
 @pytest.mark.parametrize(
     "op",

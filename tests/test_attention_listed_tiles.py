@@ -63,7 +63,7 @@ def row_of(op, call):
     return conformance.Row("top_blocks", conformance.Case("top_blocks", op, reference), op), visible
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", BOTH)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("position", [None, Shaw(max_distance=5)], ids=["none", "shaw"])

@@ -237,6 +237,7 @@ def test_decays_of_ones_own():
         Retention(decays=(0.5, 0.9))(**call)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "op", [Performer(6), Retention(decays=(0.9,) * 4, causal=True)], ids=["performer", "retention"]
 )

@@ -162,6 +162,7 @@ def test_time_of_a_step_is_measured_once_and_kept(run, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.full
 def test_tuned_values_that_a_step_costs_by_have_steps_of_their_own(run, tmp_path, monkeypatch):
     monkeypatch.setattr(settling, "count_step", cheap)
     tune = "--config.tune={'model.mlp_dim': (8, 128), 'optimizer.learning_rate': (1e-3, 1e-2)}"

@@ -222,6 +222,7 @@ def test_an_interruption_says_what_is_done_and_how_to_go_on(run, errors, error):
     assert last.startswith("stopped: 1 of 4 runs are finished") and "the same command goes on" in last
 
 
+@pytest.mark.full
 def test_runs_that_stop_at_stop_at_step_do_not_keep_the_others_from_starting(run, errors):
     for variant in ("full", "win-1_+"):
         errors[variant, 0] = Interrupted("stop_at_step is 2", 2)

@@ -73,6 +73,7 @@ def test_long_range_arena_size():
     assert (config.train.batch_size, config.train.num_steps, config.task.preset) == (32, 5000, "listops_2k")
 
 
+@pytest.mark.full
 def test_the_arena_is_one_comparison_or_a_column_of_it():
     parts = comparisons.comparison_parts(comparisons.load_comparison(f"{CONFIGS}/compare_lra.py"))
     assert [f"lra/{task}" for task in parts] == list(ARENA)

@@ -227,6 +227,7 @@ def test_a_stack_trains_and_loads(trained):
     assert all(np.isfinite(leaf).all() for leaf in leaves)
 
 
+@pytest.mark.full
 def test_a_run_of_an_older_version_goes_on_and_loads(trained):
     """Its config.json lacks the keys that came later: they mean what they did then, their defaults."""
     workdir, data_dir, overrides = trained

@@ -241,4 +241,4 @@ def test_a_config_and_a_comparison_name_the_same_data(run):
     code, _, err = run("--prepare", "listops", "--config=compare_listops", "--config.task.preset=listops_128", *small)
     assert code == 0 and err.count("listops: ready in") == 1 and "generating" not in err
     code, out, _ = run("--prepare", "needle", "--config.help")
-    assert code == 0 and "task.max_len" in out and "model" not in out
+    assert code == 0 and "task.max_len" in out and "model." not in out

@@ -75,7 +75,7 @@ def test_fault_09_sparse_equals_dense_at_640_with_blocks_of_64(causal):
     close(forward(op, {}, as_jax(call | {"mask": mask})), np.asarray(dense))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @rows(where=lambda case: case.dropout and conformance.one_of_each(case))
 def test_fault_15_dropout_masks_differ_by_layer_step_and_example(row):
     """Two layers of equal parameters under one rngs stream, two steps of it, and two equal examples."""

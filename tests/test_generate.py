@@ -32,7 +32,7 @@ def log_probs(model, rows):
 PROMPTS, LENGTHS = np.random.default_rng(0).integers(0, 11, (3, 9)), np.array([9, 1, 6])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", [Full(), Window(left=4, right=0), Retention()], ids=lambda op: type(op).__name__)
 def test_greedy_text_is_that_of_the_whole_forward(op):
     model = make(op, num_layers=2, scan_layers=True)
@@ -82,6 +82,7 @@ def test_wide_beams_find_what_exhaustive_search_finds(end_id, length_penalty):
         np.testing.assert_array_equal(found[row], winner)
 
 
+@pytest.mark.full
 def test_one_beam_more_is_never_worse():
     model = make()
     score = lambda texts: sum(

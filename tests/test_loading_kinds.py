@@ -36,6 +36,7 @@ def run(request, tmp_path_factory):
     return request.param, result, xformer.load(folder / "run"), rows, folder
 
 
+@pytest.mark.sampled(1)
 def test_the_result_has_the_metrics_of_its_kind_and_a_baseline(run):
     kind, result, _, _, _ = run
     metrics = {"labels": ["macro_f1", "micro_f1", "accuracy", "loss"], "number": ["r2", "mean_absolute_error", "loss"]}

@@ -102,6 +102,7 @@ def test_the_options_of_an_encoder_are_its_keywords():
     assert set(MODELS) >= {"classifier", "two_tower", "token_classifier"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kwargs", [{}, {"pooling": "cls"}], ids=["mean", "cls"])
 def test_two_tower_is_the_head_of_the_long_range_arena(kwargs):
     model = make(TwoTower, Full(), **kwargs)
@@ -185,6 +186,7 @@ def test_bad_sizes_are_one_line():
 OPTIONS = {"attention": Full(), "num_layers": 1, "width": 8, "num_heads": 4, "mlp_dim": 8, "rngs": nnx.Rngs(0)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cls", [TwoTower, TokenClassifier])
 def test_it_learns(cls):
     """Pairs: whether both documents begin with the same token. Tokens: whether the one before was token 1."""

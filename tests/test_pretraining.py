@@ -141,6 +141,7 @@ def test_chunks_are_pretrained_on_the_first_one(config):
         pretraining.config_of(run | {"task": {"name": "listops", "max_len": None}}, {"num_steps": 1})
 
 
+@pytest.mark.sampled(1)
 def test_a_run_that_stops_between_the_phases_goes_on(config, tmp_path, monkeypatch):
     """Stopped before the fine-tuning began: the pretraining is done once, and the result is that of an unbroken run."""
     data_dir = str(tmp_path / "data")

@@ -98,6 +98,7 @@ def test_early_stopping_ends_a_run_as_finished_and_says_why(tmp_path):
     assert with_callbacks(tmp_path, Script(values, patience=2), eval_every=2).fit() == result
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stop", [3, 5, 7])
 def test_early_stopping_counts_on_after_a_restart(tmp_path, stop):
     values = {2: 0.5, 4: 0.5, 6: 0.5, 8: 0.5, 10: 0.5}

@@ -28,7 +28,7 @@ def one_device(tmp_path_factory, compile_cache):  # noqa: F811
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("parallel", "mesh", "accumulate", "dropout_rate"),
     [

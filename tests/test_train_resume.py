@@ -46,6 +46,7 @@ def test_ten_steps_are_five_and_a_new_process_and_five(tmp_path, compile_cache):
     assert_same_run(tmp_path / "once", tmp_path / "twice")
 
 
+@pytest.mark.full
 def test_ten_steps_are_five_and_five_under_pmap(tmp_path):
     settings = {"parallel": "pmap", "mesh": {"data": 2}, "accumulate": 2, "dropout_rate": 0.3}
     make_trainer(tmp_path / "once", **settings).fit()

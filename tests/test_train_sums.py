@@ -44,6 +44,7 @@ def expected(workdir):
     return means | {"recall": recall}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "settings",
     [

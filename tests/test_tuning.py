@@ -168,6 +168,7 @@ def test_a_trial_that_diverges_is_never_chosen_nor_tried_again(run, trained, tmp
     assert run()[0] == cli.FINISHED and not trained, "what is chosen stays chosen"
 
 
+@pytest.mark.full
 def test_a_failure_that_is_no_outcome_keeps_the_runs_waiting(run, trained, tmp_path):
     trained.errors["window", 1e-3] = OSError("disk full")
     code, _, err = run()
