@@ -79,6 +79,7 @@ class Case:
     deep_values: bool = True  # takes values of another depth than keys
     local: bool = True  # depends on positions even without a position term
     offsets: bool = True  # takes a query_offset, as decoding needs
+    mixes_queries: bool = False  # earlier queries move what a query sees: they have a gradient
     tied: bool = False  # hashes queries where keys are meant to be them: decoding differs where they are not
     appendable: bool = True  # appended padding changes nothing; causal, it never does
     max_len: int = 10**6
@@ -140,7 +141,7 @@ CASES = (
     Case("routing", Routing(num_clusters=4, window=9, seed=3), references.routing, SOME_POSITIONS, causal=False,
          masks=False, smooth=False),
     Case("sinkhorn", Sinkhorn(block_size=8, num_iterations=3), references.sinkhorn, NO_POSITION, pairs=False,
-         segments=False, offsets=False),
+         segments=False, offsets=False, mixes_queries=True),
     *(synthesizer(kind) for kind in ("dense", "random", "factorized_dense", "factorized_random")),
     Case("topk_blocks", TopKBlocks(block_size=8, num_blocks=3), references.topk_blocks, SOME_POSITIONS, masks=False,
          smooth=False),

@@ -131,7 +131,7 @@ def test_fully_padded_example_gives_zeros_and_no_gradient(row):
 @pytest.mark.sampled(6)
 @rows(positions=True, causal=(True,), implementations=BOTH)
 def test_no_gradient_from_the_future(row):
-    """The output at t has a gradient of exactly zero to keys and values after t, and to every other query."""
+    """The output at t has a gradient of exactly zero to what is after t, and to every other query."""
     call = inputs() | {"mask": padding([LENGTH, LENGTH], LENGTH)}
     params = parameters(row.op, call)
     for t in (0, 8, 30):
@@ -142,7 +142,8 @@ def test_no_gradient_from_the_future(row):
             assert not np.any(np.asarray(gradients[name])[:, t + 1 :]), f"{name} after {t}"
         if np.any(out[:, t]):  # the first queries of some see nothing yet
             assert np.any(np.asarray(gradients["value"])[:, : t + 1])
-        assert not np.any(np.delete(np.asarray(gradients["query"]), t, axis=1))
+        others = np.delete(np.asarray(gradients["query"]), t, axis=1)
+        assert not np.any(others[:, t:] if row.case.mixes_queries else others)
 
 
 @pytest.mark.sampled(2)
