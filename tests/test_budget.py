@@ -2,9 +2,9 @@
 
 import json
 import math
-import textwrap
 
 import pytest
+import tiny_comparison
 
 from xformer import budget as budgets
 from xformer import comparison as comparisons
@@ -16,32 +16,19 @@ from xformer.cost import Cost
 from xformer.report import page, results
 from xformer.train.step import TrainState
 
-CONFIG = """
-    def get_config():
-        return {
-            "name": "tiny",
-            "base": {
-                "name": "base",
-                "attention": {"name": "full"},
-                "model": {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8, "pooling": "cls"},
-                "task": {"name": "needle", "max_len": 64, "num_train": 40, "num_validation": 8, "num_test": 8},
-                "optimizer": {"name": "adamw", "learning_rate": 0.01, "warmup_steps": 10},
-                "train": {"num_steps": 100, "batch_size": 4, "eval_every": 20, "checkpoint_every": 50, "log_every": 10,
-                          "mesh": {"data": 1}},
-            },
-            "variants": {"full": {}, "window": {"attention": {"name": "window", "left": 4, "right": 4}},
-                         "wide": {"model": {"mlp_dim": 64}}},
-            "seeds": (0,),
-            "report": {"cost_lengths": (16,), "measure_up_to": 0},
-        }
-"""
-
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "config.py"
-    path.write_text(textwrap.dedent(CONFIG))
-    return path
+    return tiny_comparison.write(
+        tmp_path / "config.py",
+        base={
+            "task": {"max_len": 64},
+            "optimizer": {"warmup_steps": 10},
+            "train": {"num_steps": 100, "eval_every": 20, "checkpoint_every": 50, "log_every": 10},
+        },
+        variants={"wide": {"model": {"mlp_dim": 64}}},
+        seeds=(0,),
+    )
 
 
 @pytest.fixture

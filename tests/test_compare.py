@@ -13,7 +13,7 @@ from xformer import comparison as comparisons
 from xformer import experiment as experiments
 from xformer.attention import BigBird, Full, Linformer, MusicRelative, Shape, Window
 from xformer.bench import attention_costs
-from xformer.commands import cli, compare, comparison_runs, compile_cache, pictures
+from xformer.commands import cli, compare, comparison_plan, comparison_runs, compile_cache, pictures
 from xformer.report import formatting, style
 from xformer.report.costs import CostRow
 from xformer.train import Diverged, Interrupted
@@ -315,7 +315,7 @@ def test_seeds_share_what_is_compiled_and_change_nothing_by_it(config, tmp_path)
         config.write_text(config.read_text().replace(f', "{key}": 4', ""))
     runs = [
         planned
-        for planned in comparison_runs.plan(
+        for planned in comparison_plan.plan(
             {"": comparisons.load_comparison(str(config), overrides)}, tmp_path / "work"
         )
         if planned.variant != "full"

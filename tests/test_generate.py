@@ -162,6 +162,7 @@ def test_room_ends_with_the_model():
         ({"num_beams": 2, "temperature": 1.0}, "num_beams above 1 takes temperature 0"),
         ({"max_tokens": 0}, "max_tokens must be an integer of at least 1, got 0"),
         ({"length_penalty": -1}, "length_penalty must be a number from 0, got -1"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
     ],
 )
 def test_what_is_wrong_is_one_line(options, message):

@@ -202,8 +202,8 @@ def test_plays_are_documents_of_one_split(tmp_path, monkeypatch):
     ("options", "message"),
     [
         ({"source": "files"}, "source='files' needs a path"),
-        ({"source": "shakespeare", "path": "x"}, "path is for source='files' or 'linux_docs', got 'x'"),
-        ({"source": "plays"}, "source must be one of shakespeare, linux_docs, files, got 'plays'"),
+        ({"source": "plays", "path": "x"}, "path is for source='files' or 'linux_docs', got 'x'"),
+        ({"source": "poems"}, "source must be one of plays, linux_docs, files, got 'poems'"),
         ({"stride": 2000}, "stride must be at most max_len 1024, got 2000"),
         ({"stride": 0}, "stride must be an int of at least 1, got 0"),
         ({"cut": "tail"}, "cut must be left out, as nothing is cut off, got 'tail'"),

@@ -5,47 +5,27 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import tiny_comparison
 
 from xformer import comparison as comparisons
 from xformer import pretraining
-from xformer.commands import cli, compare, comparison_runs
+from xformer.commands import cli, compare, comparison_plan, comparison_runs
 from xformer.config import ConfigError
 from xformer.report import formatting, style
 from xformer.train import DataChanged, Interrupted, warm_start
 
-CONFIG = """
-    def get_config():
-        return {
-            "name": "tiny",
-            "base": {
-                "name": "base",
-                "attention": {"name": "full"},
-                "model": {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8, "pooling": "cls"},
-                "task": {"name": "needle", "max_len": 16, "num_train": 40, "num_validation": 8, "num_test": 8},
-                "optimizer": {"name": "adamw", "learning_rate": 0.01},
-                "train": {"num_steps": 3, "batch_size": 4, "eval_every": 2, "checkpoint_every": 2, "log_every": 1,
-                          "mesh": {"data": 1}},
-            },
-            "variants": {"full": {}, "window": {"attention": {"name": "window", "left": 4, "right": 4}}},
-            "seeds": (0, 1),
-            "report": {"cost_lengths": (16,), "measure_up_to": 0},
-            "pretrain": {"num_steps": 4, "learning_rate": 0.02},
-        }
-"""
-
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "config.py"
-    path.write_text(textwrap.dedent(CONFIG))
-    return path
+    return tiny_comparison.write(
+        tmp_path / "config.py", base={"train": {"num_steps": 3}}, pretrain={"num_steps": 4, "learning_rate": 0.02}
+    )
 
 
 def load(config, *overrides):
@@ -54,7 +34,7 @@ def load(config, *overrides):
 
 def planned(config, workdir, *overrides):
     parts = comparisons.comparison_parts(load(config, *overrides))
-    return comparison_runs.plan(parts, workdir)
+    return comparison_plan.plan(parts, workdir)
 
 
 @pytest.mark.full

@@ -2,10 +2,10 @@
 
 import json
 import math
-import textwrap
 
 import numpy as np
 import pytest
+import tiny_comparison
 
 from xformer import comparison as comparisons
 from xformer import config as configs
@@ -16,34 +16,13 @@ from xformer.report import page, results, style
 from xformer.report import trials as trials_of_report
 from xformer.train import Diverged, Interrupted
 
-CONFIG = """
-    def get_config():
-        return {
-            "name": "tiny",
-            "base": {
-                "name": "base",
-                "attention": {"name": "full"},
-                "model": {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8, "pooling": "cls"},
-                "task": {"name": "needle", "max_len": 16, "num_train": 40, "num_validation": 8, "num_test": 8},
-                "optimizer": {"name": "adamw", "learning_rate": 0.01},
-                "train": {"num_steps": 4, "batch_size": 4, "eval_every": 2, "checkpoint_every": 2, "log_every": 1,
-                          "mesh": {"data": 1}},
-            },
-            "variants": {"full": {}, "window": {"attention": {"name": "window", "left": 4, "right": 4}}},
-            "seeds": (0, 1),
-            "tune": {"optimizer.learning_rate": (1e-3, 1e-2, 1e-1)},
-            "report": {"cost_lengths": (16,), "measure_up_to": 0},
-        }
-"""
 BEST = {"full": 1e-2, "window": 1e-1}  # what learns best; a window's lies at the edge of the grid
 FLOPS, SECONDS = 1000, 2.0  # of a step
 
 
 @pytest.fixture
 def config(tmp_path):
-    path = tmp_path / "config.py"
-    path.write_text(textwrap.dedent(CONFIG))
-    return path
+    return tiny_comparison.write(tmp_path / "config.py", tune={"optimizer.learning_rate": (1e-3, 1e-2, 1e-1)})
 
 
 @pytest.fixture

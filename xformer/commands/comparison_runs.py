@@ -15,7 +15,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer.commands import cli, hosts, inspect
-from xformer.commands.comparison_plan import Planned, plan
+from xformer.commands.comparison_plan import Planned
 from xformer.experiment import Experiment, build
 from xformer.pretraining import FOLDER
 from xformer.report import results, summary
@@ -26,8 +26,6 @@ from xformer.train import workdir as folders
 from xformer.train.checkpoint import Checkpoints
 from xformer.train.progress import clock
 from xformer.train.step import num_params
-
-__all__ = ["Planned", "interrupted", "plan", "prepare", "train", "train_one"]
 
 GO_ON = "the same command goes on from there"
 MAX_ENGINES = 32  # whose compiled steps are kept for the other seeds

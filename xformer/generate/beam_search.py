@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from xformer.generate.prefill import next_logits
-from xformer.generate.settings import Settings
+from xformer.generate.settings import Numbers, Settings
 
 Array = jax.Array
 
@@ -31,19 +31,7 @@ class Beams(NamedTuple):
     parents: Array
 
 
-def run(
-    model: Any,
-    logits: Array,
-    caches: Any,
-    settings: Settings,
-    *,
-    limit: Array,
-    temperature: Array,
-    top_p: Array,
-    length_penalty: Array,
-    end_id: Array,
-    seed: Array,
-) -> Array:
+def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Numbers) -> Array:
     """The best texts of up to `limit` tokens: int32 `[batch, settings.max_tokens]`, zeros after `end_id` and the limit.
 
     A text that reaches the limit counts as it is. The search ends when no beam can beat the best text that has ended.
@@ -51,9 +39,9 @@ def run(
     Args:
       logits: float32 `[batch, vocab_size]`, for the first token; caches: those that go with them.
     """
-    del temperature, top_p, seed
     (batch, _), count = logits.shape, settings.num_beams
-    penalty = lambda length: ((5.0 + length) / 6.0) ** length_penalty
+    limit, end_id = numbers.limit, numbers.end_id
+    penalty = lambda length: ((5.0 + length) / 6.0) ** numbers.length_penalty
     repeat = lambda x: jnp.repeat(x, count, axis=0) if x.ndim and len(x) == batch else x
     caches = jax.tree.map(repeat, caches)
     empty = jnp.zeros((batch, count, settings.max_tokens), jnp.int32)

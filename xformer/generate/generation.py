@@ -13,7 +13,7 @@ from flax import nnx
 from xformer.checks import check_integer, is_integer
 from xformer.generate import beam_search, sampling
 from xformer.generate.prefill import prefill
-from xformer.generate.settings import Settings
+from xformer.generate.settings import Numbers, Settings
 
 Array = jax.Array
 SMALLEST_BUCKET = 16  # tokens; others are the powers of two above
@@ -64,6 +64,7 @@ def generate(
     tokens, lengths = np.asarray(tokens), np.asarray(lengths)
     check_integer("max_tokens", max_tokens)
     check_integer("num_beams", num_beams)
+    check_integer("seed", seed, at_least=0, at_most=2**32 - 1)
     _check_prompts(tokens, lengths, int(model.max_len), max_tokens)
     _check_drawing(temperature, top_k, top_p, num_beams, length_penalty)
     max_len, rows = int(model.max_len), np.arange(tokens.shape[1])
@@ -80,14 +81,14 @@ def generate(
     )
     padded = np.zeros((len(tokens), longest), np.int32)
     padded[:, : tokens.shape[1]] = np.where(rows < lengths[:, None], tokens, 0)[:, :longest]
-    numbers = {
-        "limit": np.int32(max_tokens),
-        "temperature": np.float32(temperature or 1.0),
-        "top_p": np.float32(1.0 if top_p is None else top_p),
-        "length_penalty": np.float32(length_penalty),
-        "end_id": np.int32(-1 if end_id is None else end_id),
-        "seed": np.uint32(seed),
-    }
+    numbers = Numbers(
+        limit=jnp.int32(max_tokens),
+        temperature=jnp.float32(temperature or 1.0),
+        top_p=jnp.float32(1.0 if top_p is None else top_p),
+        length_penalty=jnp.float32(length_penalty),
+        end_id=jnp.int32(-1 if end_id is None else end_id),
+        seed=jnp.uint32(seed),
+    )
     graphdef, state = nnx.split(model)
     return _run(graphdef, state, jnp.asarray(padded), jnp.asarray(lengths, jnp.int32), numbers, settings)[
         :, :max_tokens
@@ -95,13 +96,11 @@ def generate(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
-def _run(
-    graphdef: Any, state: Any, tokens: Array, lengths: Array, numbers: dict[str, Array], settings: Settings
-) -> Array:
+def _run(graphdef: Any, state: Any, tokens: Array, lengths: Array, numbers: Numbers, settings: Settings) -> Array:
     model: Any = nnx.merge(graphdef, state).unrolled()
     logits, caches = prefill(model, tokens, lengths, settings.capacity, uniform=settings.uniform)
     run = beam_search.run if settings.num_beams > 1 else sampling.run
-    return run(model, logits, caches, settings, **numbers)
+    return run(model, logits, caches, settings, numbers)
 
 
 def _bucket(size: int) -> int:

@@ -8,37 +8,24 @@ import jax
 import jax.numpy as jnp
 
 from xformer.generate.prefill import next_logits
-from xformer.generate.settings import Settings
+from xformer.generate.settings import Numbers, Settings
 
 Array = jax.Array
 
 
-def run(
-    model: Any,
-    logits: Array,
-    caches: Any,
-    settings: Settings,
-    *,
-    limit: Array,
-    temperature: Array,
-    top_p: Array,
-    length_penalty: Array,
-    end_id: Array,
-    seed: Array,
-) -> Array:
+def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Numbers) -> Array:
     """Up to `limit` tokens for each row: int32 `[batch, settings.max_tokens]`, zeros after `end_id` and the limit.
 
     Args:
       logits: float32 `[batch, vocab_size]`, for the first token; caches: those that go with them.
     """
-    del length_penalty
-    batch = len(logits)
-    keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(seed), row))(jnp.arange(batch))
+    batch, limit, end_id = len(logits), numbers.limit, numbers.end_id
+    keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(numbers.seed), row))(jnp.arange(batch))
 
     def choose(logits: Array, step: Array) -> Array:
         if settings.greedy:
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        logits = restrict(logits / temperature, settings.top_k, top_p if settings.top_p else None)
+        logits = restrict(logits / numbers.temperature, settings.top_k, numbers.top_p if settings.top_p else None)
         draw = lambda key, row: jax.random.categorical(jax.random.fold_in(key, step), row)
         return jax.vmap(draw)(keys, logits).astype(jnp.int32)
 

