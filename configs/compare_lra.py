@@ -4,10 +4,9 @@
   make lra-listops       (--config=configs/compare_lra.py:listops --workdir=runs/lra_listops)
 
 The argument is `all` or names of configs/lra with + between them: listops, text, retrieval, image, pathfinder, pathx;
-each docstring has the published numbers. Variants: the eleven of the table and `shaw`; variants=full,bigbird trains
-fewer. Of several tasks there is one table, a row a variant and a column a task, as
-the arena prints it. Another variant: --config.variants.window.attention.name=window. What one
-task changes: --config.tasks.text.train.num_steps=10.
+each docstring has the published numbers. Variants: the eleven of the table and `shaw`; --config.variants=full,bigbird
+trains fewer. Of several tasks there is one table, a row a variant and a column a task, as the arena prints it. Another
+variant: --config.variants.window.attention.name=window. What one task changes: --config.tasks.text.train.num_steps=10.
 """
 
 from __future__ import annotations

@@ -180,10 +180,15 @@ def test_a_budget_that_is_wrong_is_one_line(config, override, line):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_budget_below_one_step_is_one_line(run, tmp_path):
+def test_a_budget_below_one_step_is_one_line_and_may_be_corrected_until_something_has_run(run, tmp_path):
     code, _, err = run("--config.budget.train_flops=1000")
     assert code == cli.WRONG_ARGUMENTS and "takes what pays for a step at least: one of full costs" in err
     assert not (tmp_path / "work" / "runs").exists()
+    code, _, err = run("--config.budget.train_flops=1e9")
+    assert code == cli.FINISHED, err
+    assert [row["budget"] for row in rows(tmp_path).values()] == [{"train_flops": 1e9}] * 3
+    code, _, err = run("--config.budget.train_flops=2e9")
+    assert code == cli.WRONG_ARGUMENTS and "budget.train_flops: 1000000000.0 there, 2000000000.0 now" in err
 
 
 def test_equal_steps_stretch_the_run_and_leave_pretraining_alone(config, tmp_path):

@@ -148,6 +148,8 @@ def train_all(
 def claim(workdir: Path, config: ConfigDict) -> ConfigDict:
     """Writes `config.json`, or checks the one that is there: what was computed must not change, the report may.
 
+    Where nothing has been computed yet, everything may: a budget that was too small for a step can be corrected.
+
     Returns:
       The comparison of the workdir: that of `config`, and the variants and seeds that were there and are not asked for
       now. They are not trained again, and stay in the report.
@@ -163,13 +165,16 @@ def claim(workdir: Path, config: ConfigDict) -> ConfigDict:
             raise WorkdirMismatch(f"{path} is empty or damaged; put it back as it was, or choose another workdir")
         if "variants" not in before:
             raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
-        if isinstance(before["variants"], dict):
-            given = joined(before, given)
-        found = difference(before, given)
+        whole = joined(before, given) if isinstance(before["variants"], dict) else given
+        found = difference(before, whole)
         changes = [f"{key}: {there} there, {now} now" for key, (there, now) in found.items()
                    if not _may_change(key, before)]  # fmt: skip
-        if changes:
+        if not changes:
+            given = whole
+        elif not isinstance(before["variants"], dict) or _has_computed(workdir):
             raise WorkdirMismatch(f"{workdir} holds another comparison: {'; '.join(changes)}; choose another workdir")
+        else:
+            (workdir / results.BUDGET).unlink(missing_ok=True)
         config = check_comparison(given)
     folders.write_json(path, given)
     return config
@@ -186,6 +191,12 @@ def joined(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any
             both = {**changes.get("variants", {}), **given["tasks"][task]["variants"]}
             whole["tasks"] = {**whole["tasks"], task: {**given["tasks"][task], "variants": both}}
     return whole
+
+
+def _has_computed(workdir: Path) -> bool:
+    """Whether a run or trial of a comparison, or of one of its tasks, has computed something or failed."""
+    traces = ("metrics.jsonl", "result.json", "failure.json", "checkpoints/*")
+    return any(any(workdir.rglob(trace)) for trace in traces)
 
 
 def _may_change(key: str, before: Mapping[str, Any]) -> bool:
