@@ -88,6 +88,13 @@ def change(value: float, reference: float) -> str:
     return f" ({100 * (value / reference - 1):+.1f} %)"
 
 
+def metric_value(value: float, metric: str) -> str:
+    """One value of a metric: accuracy in percent, others as they are; MISSING where it is not finite."""
+    if not math.isfinite(value):
+        return MISSING
+    return percent(value) if metric == "accuracy" else f"{value:.4f}"
+
+
 def quality(value: Estimate, metric: str) -> str:
     """`61.3 ± 0.8 %`; without an interval where one seed gives none.
 

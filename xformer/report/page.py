@@ -226,7 +226,7 @@ def _plots(
     over = "mean over seeds, bands and bars are 95 % intervals over seeds (Student t)" if several else (
         "one seed, no intervals")  # fmt: skip
     chance = summary.baseline(comparison, "test")
-    spell = lambda value: formatting.percent(value) if comparison.metric == "accuracy" else f"{value:.4f}"
+    spell = lambda value: formatting.metric_value(value, comparison.metric)
     guesser = summary.guesser(comparison)
     guess = f" {guesser[0].upper()}{guesser[1:]} gives {spell(chance)}." if math.isfinite(chance) else ""
     for title, (name, score) in summary.others(comparison, "test").items():

@@ -83,11 +83,12 @@ def table(comparison: Comparison) -> Table | None:
     for variant, trials in comparison.trials.items():
         chosen = variant in comparison.chosen
         spent, done = cost(trials), sum(trial.result is not None for trial in trials)
+        best = score(comparison, trials[comparison.chosen[variant]]) if chosen else math.nan
         at_edge = ", ".join(f"{key.rpartition('.')[2]}: {end}" for key, end in edges(comparison, variant).items())
         body.append((
             variant,
             tuning.spelt(_values(comparison, variant)) if chosen else formatting.MISSING,
-            _spell(name, score(comparison, trials[comparison.chosen[variant]]) if chosen else math.nan),
+            formatting.metric_value(best, name),
             str(done) if done == len(trials) else f"{done} of {len(trials)}",
             at_edge or ("no" if chosen else formatting.MISSING),
             formatting.si(spent["train_flops"]),
@@ -106,15 +107,10 @@ def every(comparison: Comparison) -> Table | None:
         for index, trial in enumerate(trials):
             state = "chosen" if comparison.chosen.get(variant) == index else trial.status
             spent = trial.spent
-            body.append((variant, tuning.spelt(trial.values), _spell(name, score(comparison, trial)), state,
+            value = formatting.metric_value(score(comparison, trial), name)
+            body.append((variant, tuning.spelt(trial.values), value, state,
                          formatting.si(spent["train_flops"]), formatting.seconds(spent["train_seconds"])))  # fmt: skip
     return Table(("variant", "trial", f"validation {name}", "state", "FLOPs", "time"), tuple(body))
-
-
-def _spell(name: str, value: float) -> str:
-    if name == "accuracy":
-        return formatting.percent(value)
-    return f"{value:.4f}" if math.isfinite(value) else formatting.MISSING
 
 
 def note(comparison: Comparison) -> str:
