@@ -80,15 +80,16 @@ def test_fault_09_sparse_equals_dense_at_640_with_blocks_of_64(causal):
 def test_fault_15_dropout_masks_differ_by_layer_step_and_example(row):
     """Two layers of equal parameters under one rngs stream, two steps of it, and two equal examples."""
     x = np.repeat(np.random.default_rng(0).normal(size=(1, 33, 16)).astype(np.float32), 2, axis=0)
-    one, two = (
-        xformer.nn.MultiHeadAttention(4, 16, attention_fn=row.op, dropout_rate=0.5, rngs=nnx.Rngs(0)) for _ in range(2)
+    shared = {"share_qk": row.op.SHARES_QK, "dropout_rate": 0.5}
+    one, two, fresh = (
+        xformer.nn.MultiHeadAttention(4, 16, attention_fn=row.op, **shared, rngs=nnx.Rngs(0)) for _ in range(3)
     )
+    np.testing.assert_array_equal(one(x), two(x))
     stream = nnx.Rngs(dropout=3)
     outs = [np.asarray(layer(x, deterministic=False, rngs=stream)) for layer in (one, two, one)]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(outs[first] - outs[second]).max() > 1e-2
     assert np.abs(outs[0][0] - outs[0][1]).max() > 1e-2
-    again = np.asarray(one(x, deterministic=False, rngs=nnx.Rngs(dropout=3)))
+    again = np.asarray(fresh(x, deterministic=False, rngs=nnx.Rngs(dropout=3)))
     np.testing.assert_array_equal(outs[0], again)
-    np.testing.assert_array_equal(one(x), two(x))
-    assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(one), nnx.state(two)))
+    assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(one, nnx.Param), nnx.state(fresh, nnx.Param)))
