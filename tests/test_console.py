@@ -34,7 +34,7 @@ def test_version():
 def test_an_unknown_command_is_one_line():
     code, out, err = xformer("rnu")
     assert (code, out) == (2, "")
-    commands = "run, compare, predict, generate, data, inspect, bench"
+    commands = ", ".join(main.COMMANDS)
     assert err == f"error: got 'rnu', takes a command: {commands}; did you mean run?\n"
 
 

@@ -83,7 +83,7 @@ def run_command(words):
         return
     if name == "bench":
         args = [*args, *TINY_BENCH]
-    elif name in ("predict", "generate", "data"):
+    elif name in ("predict", "generate", "data", "variants"):
         pass
     else:
         keys = {key: value for key, value in tiny(spec).items() if not any(f"{key}=" in o for o in overrides)}

@@ -1,4 +1,4 @@
-"""The console command `xformer`: run, compare, predict, generate, data, inspect and bench, from any folder."""
+"""The console command `xformer`, which finds shipped configs from any folder: `COMMANDS` says what it can do."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "generate": "how a trained language model goes on with a text",
     "data": "what data there is, making it, and what it is like",
     "inspect": "shapes, parameters, FLOPs and attention pattern of an experiment; trains nothing",
+    "variants": "what every attention variant can do, what it costs, and which pairs it sees",
     "bench": "time and memory of attention against length",
 }
 USAGE = """usage: xformer COMMAND [flags]      xformer COMMAND --help says which

@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Iterator
 
+import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention import Attention, LinearAttention, entries
@@ -13,6 +14,7 @@ from xformer.attention import pattern as patterns
 from xformer.report import Pattern
 
 MAX_REACH = 4096
+HEAD_DIM = 32  # of the random inputs that pairs are chosen for
 ORDER = ("random", "window", "global")  # later ones are drawn over earlier ones
 
 
@@ -26,7 +28,10 @@ def pattern(op: Attention, length: int, num_heads: int) -> Pattern:
     op = op.at_layer(0)
     allowed = op.pattern(length, length, num_heads)
     if allowed is None:
-        return Pattern(None, note="no pairs of tokens:\n" + _mixing(op))
+        chosen = _chosen(op, length, num_heads)
+        if chosen is None:
+            return Pattern(None, note="no pairs of tokens:\n" + _mixing(op))
+        return Pattern(chosen, note="of random inputs")
     found: dict[str, list[np.ndarray]] = {}
     if hasattr(op, "token_pattern"):
         for leaf in _leaves(op.token_pattern(length, num_heads)):
@@ -49,6 +54,15 @@ def reach(op: Attention, length: int, num_layers: int, num_heads: int) -> int | 
             return None
         seen |= allowed[:, seen].any(axis=(0, 1))
     return int(np.flatnonzero(seen)[-1])
+
+
+def _chosen(op: Attention, length: int, num_heads: int) -> np.ndarray | None:
+    """The pairs that `op` chooses for one example of random queries that are the keys too; None if it has no pairs."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, length, num_heads, HEAD_DIM)), jnp.float32)
+    try:
+        return np.asarray(op.pattern_of(x, x))[0]
+    except NotImplementedError:
+        return None
 
 
 def _stack(op: Attention, length: int, num_heads: int) -> Pattern:

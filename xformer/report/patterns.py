@@ -45,15 +45,20 @@ class _Panel:
     note: str
 
 
-def picture(patterns: Mapping[str, Pattern], theme: style.Theme) -> bytes | None:
-    """PNG with a panel for each variant, then one for each part of the variants that are made of several."""
+def picture(
+    patterns: Mapping[str, Pattern], theme: style.Theme, parts: bool = True, most_cells: int = CELLS
+) -> bytes | None:
+    """PNG with a panel for each variant, then, with `parts`, one for each part of those that are made of several.
+
+    A panel has at most `most_cells` cells on a side.
+    """
     if not patterns:
         return None
     palette = style.Palette(theme, list(patterns))
     columns = theme.columns(COLUMNS, COLUMNS)
     panels: list[_Panel | None] = [_panel(variant, pattern, palette) for variant, pattern in patterns.items()]
     for variant, pattern in patterns.items():
-        if len(pattern.parts) > 1:
+        if parts and len(pattern.parts) > 1:
             panels += [None] * (-len(panels) % columns)  # each on a row of its own: the parts, then their union
             colours = _part_colours(pattern, theme)
             panels += [
@@ -69,7 +74,7 @@ def picture(patterns: Mapping[str, Pattern], theme: style.Theme) -> bytes | None
             if panel is None:
                 ax.remove()
                 continue
-            _draw(ax, panel, theme)
+            _draw(ax, panel, theme, most_cells)
             ax.set_title(short(panel.title, 24), pad=14 if index < columns else 6)  # room for "keys"
         axes[0, 0].set_ylabel("queries", fontsize=8)
         axes[0, 0].annotate("keys", (0.5, 1.01), xycoords="axes fraction", ha="center", va="bottom", fontsize=8,
@@ -97,7 +102,7 @@ def _part_colours(pattern: Pattern, theme: style.Theme) -> dict[str, str]:
     return {part: colours[index % len(colours)] for index, part in enumerate(pattern.parts)}
 
 
-def _draw(ax: Axes, panel: _Panel, theme: style.Theme) -> None:
+def _draw(ax: Axes, panel: _Panel, theme: style.Theme, most_cells: int) -> None:
     ax.set_xticks([])
     ax.set_yticks([])
     ax.grid(visible=False)
@@ -109,7 +114,7 @@ def _draw(ax: Axes, panel: _Panel, theme: style.Theme) -> None:
         ax.text(0.5, 0.5, panel.note, ha="center", va="center", fontsize=8, color=theme.muted, wrap=True)
         return
     shape = panel.layers[0][1].shape
-    rows, columns = (min(CELLS, size) for size in shape)
+    rows, columns = (min(most_cells, size) for size in shape)
     image = np.broadcast_to(colors.to_rgb(theme.paper), (rows, columns, 3)).copy()
     for colour, mask in panel.layers:
         share = cells(mask, rows, columns)
