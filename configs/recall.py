@@ -13,7 +13,12 @@ wider model without an MLP did better: in a plain training loop around this mode
 and mlp_dim 0, accuracy was 99.5 to 99.9 % within 310 steps (three runs: twice with rotary positions, once with learned
 ones that start smaller); with an MLP of 128 it was 13.8 % after 500 (one run). Through this config, whose gradients
 are clipped, the same gave 13.7 % after 500 steps with learned positions and 16.0 % after 400 with rotary ones (one run
-each). recall_128_4_pairs and recall_256_4_pairs differ from recall_64_small in length only.
+each). Without clipping, with rotary positions alone, accuracy was 99.95 % after 600 steps of 32 (validation 13.5 %
+after 200, 99.8 % after 400; one run), and 100 % with a constant rate of 2e-3 and no weight decay (one run):
+--config=recall:rotary --config.optimizer.clip_norm=None --config.model.width=128 --config.model.mlp_dim=0
+--config.model.position_embedding=none --config.train.batch_size=32 --config.train.num_steps=600
+--config.task.preset=recall_128_small. Learned positions at 256 tokens and 4 pairs: 24.6 % after as many (one run).
+recall_128_4_pairs and recall_256_4_pairs differ from recall_64_small in length only.
 
 The four settings of Arora et al. 2024, figure 2 (8,192 symbols, 100,000 examples): --config.task.preset=recall_64 (4
 pairs), recall_128 (8), recall_256 (16) and recall_512 (64). Longer ones, which were not published: recall_1k, recall_2k
