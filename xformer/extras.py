@@ -10,6 +10,9 @@ PACKAGES = {
     "data": ("grain", "tensorflow_datasets", "array_record", "importlib_resources", "tokenizers"),
     "report": ("matplotlib", "jinja2", "scipy", "sklearn", "PIL"),
     "tensorboard": ("tensorboardX",),
+    "ray": ("ray",),
+    "submitit": ("submitit",),
+    "wandb": ("wandb",),
 }
 """What each extra of the distribution brings, by import name."""
 

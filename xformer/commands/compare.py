@@ -10,6 +10,8 @@ every run starts from a masked language model of its own, trained first. With `t
 is tuned before its runs; `budget` (`steps`, `train_flops` or `seconds`) says what each run may cost. The same command
 again skips the runs that are finished and resumes the others; it ends with the table, and `report.html`, `report.md`,
 `results.jsonl` (every run and trial) and `comparison.json` (the tables) lie in the workdir.
+With `--workers=2` two runs are trained at once, by processes that share out the cores; `--launcher=ray` or `slurm`
+gives the runs to a cluster that sees the workdir.
 `--config.variants=full,local --config.seeds=0,1` picks runs by name, and adds them to a comparison that is finished.
 Exit codes: 0 finished; 2 wrong config or arguments, nothing computed; 75 interrupted and resumable; 1 some run failed,
 all others are done.
@@ -28,9 +30,10 @@ from ml_collections import ConfigDict
 
 from xformer import extras, report
 from xformer.bench import attention_costs
-from xformer.commands import budgets, cli, compile_cache, dry_run, hosts, pictures, sessions, tuned
+from xformer.commands import budgets, cli, compile_cache, dry_run, hosts, launched, pictures, sessions, tuned
 from xformer.commands.comparison_plan import Planned, plan, plan_trials
 from xformer.commands.comparison_runs import interrupted, prepare, train
+from xformer.commands.launchers.interface import Launcher
 from xformer.comparison import (
     COMPARISON,
     ReportOptions,
@@ -64,6 +67,7 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--keep_checkpoints", action="store_true", help="keep all checkpoints of finished runs, not the best one alone"
     )
+    launched.add_flags(parser)
     hosts.add_flags(parser)
     args, overrides = parser.parse(argv)
     workdir = parser.workdir(args)
@@ -81,6 +85,7 @@ def command(argv: Sequence[str]) -> None:
         return
     parts = comparison_parts(config)
     runs = plan(parts, workdir)
+    launcher = launched.launcher(args, workdir)
     if args.dry_run:
         trials = tuned.undecided(plan_trials(parts, workdir), workdir)
         print(dry_run.table(runs, args.data_dir, trials, parts))
@@ -100,7 +105,7 @@ def command(argv: Sequence[str]) -> None:
         if not args.report_only:
             everything = lambda: [*plan_trials(parts, workdir), *plan(parts, workdir)]
             with sessions.recorded(workdir, argv, everything), compile_cache.kept(workdir):
-                failed, stopped, hopeless = train_all(parts, workdir, args.data_dir, args.keep_checkpoints)
+                failed, stopped, hopeless = train_all(parts, workdir, args.data_dir, args.keep_checkpoints, launcher)
             runs = plan(parts, workdir)
         if main:
             written = write_report(workdir, config, runs)
@@ -122,7 +127,11 @@ def command(argv: Sequence[str]) -> None:
 
 
 def train_all(
-    parts: Mapping[str, ConfigDict], workdir: Path, data_dir: str | None, keep: bool = False
+    parts: Mapping[str, ConfigDict],
+    workdir: Path,
+    data_dir: str | None,
+    keep: bool = False,
+    launcher: Launcher | None = None,
 ) -> tuple[list[Planned], list[Planned], list[str]]:
     """Steps by the budget, then the trials, then the runs with what was chosen; only what is not done yet.
 
@@ -138,9 +147,15 @@ def train_all(
     budgets.settle(trials or runs, parts, workdir, data_dir)
     trials = tuned.undecided(plan_trials(parts, workdir), workdir)
     engines: dict[Hashable, Engine] = {}
-    failed_trials, stopped_trials = train(trials, data_dir, fingerprints, engines, keep)
+
+    def train_these(planned: Sequence[Planned]) -> tuple[list[Planned], list[Planned]]:
+        if launcher is not None:
+            return launched.train(planned, launcher, workdir, data_dir, fingerprints, keep)
+        return train(planned, data_dir, fingerprints, engines, keep)
+
+    failed_trials, stopped_trials = train_these(trials)
     hopeless = tuned.choose(trials, workdir)
-    failed, stopped = train(plan(parts, workdir), data_dir, fingerprints, engines, keep)
+    failed, stopped = train_these(plan(parts, workdir))
     failed_trials = [trial for trial in failed_trials if not trial.ended]
     return failed_trials or failed, stopped_trials or stopped, hopeless
 

@@ -28,6 +28,7 @@ from xformer.train.progress import clock
 from xformer.train.step import num_params
 
 GO_ON = "the same command goes on from there"
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"  # what becomes of a run that is tried
 MAX_ENGINES = 32  # whose compiled steps are kept for the other seeds
 
 
@@ -110,33 +111,62 @@ def train(
     todo = [run for run in runs if not run.ended and not run.waits]
     done = sum(run.ended for run in runs)
     if done:
-        cli.say(f"{done} of {len(runs)} {_what(runs)} are finished already")
+        cli.say(f"{done} of {len(runs)} {what(runs)} are finished already")
     for number, run in enumerate(todo):
         left = time_left(runs, todo[number:], seconds)
         cli.say(f"{run.role} {done + number + 1} of {len(runs)}: {run}" + (f", about {left} left" if left else ""))
         began = time.perf_counter()
         try:
-            train_one(run, data_dir, fingerprints, engines, keep)
-            seconds.setdefault(run.label, []).append(time.perf_counter() - began)
+            outcome = attempt(run, data_dir, fingerprints, engines, keep)
         except Interrupted as error:
-            stop = run.config.train.stop_at_step
-            if stop is None or error.step < stop:
-                raise interrupted(runs, f"{run} is saved at step {error.step}") from error
-            stopped.append(run)
+            raise interrupted(runs, f"{run} is saved at step {error.step}") from error
         except KeyboardInterrupt as error:
             raise interrupted(runs, f"{run} was starting or ending") from error
-        except (ProcessLost, DataChanged):
-            raise
-        except Exception as error:  # one run's failure must not cost the others
-            line, kind = f"{type(error).__name__}: {' '.join(str(error).split())}", type(error).__name__
-            if not isinstance(error, (*cli.FORESEEN, ValueError)):
-                traceback.print_exc()
-            cli.say(f"failed: {run}: {line}")
-            if hosts.is_main():
-                run.folder.mkdir(parents=True, exist_ok=True)
-                folders.write_json(run.folder / "failure.json", {"error": line, "kind": kind})
+        if outcome == FINISHED:
+            seconds.setdefault(run.label, []).append(time.perf_counter() - began)
+        elif outcome == STOPPED:
+            stopped.append(run)
+        else:
             failed.append(run)
     return failed, stopped
+
+
+def attempt(
+    run: Planned,
+    data_dir: str | None,
+    fingerprints: Mapping[str, Mapping[str, Any]],
+    engines: MutableMapping[Hashable, Engine],
+    keep: bool = False,
+) -> str:
+    """Trains one run: FINISHED, STOPPED at `stop_at_step`, or FAILED, for a reason that its folder then says.
+
+    Raises:
+      Interrupted, KeyboardInterrupt: a signal came.
+      DataChanged, ProcessLost: no run can go on.
+    """
+    try:
+        train_one(run, data_dir, fingerprints, engines, keep)
+    except Interrupted as error:
+        stop = run.config.train.stop_at_step
+        if stop is None or error.step < stop:
+            raise
+        return STOPPED
+    except (ProcessLost, DataChanged):
+        raise
+    except Exception as error:  # one run's failure must not cost the others
+        if not isinstance(error, (*cli.FORESEEN, ValueError)):
+            traceback.print_exc()
+        fail(run, f"{type(error).__name__}: {' '.join(str(error).split())}", type(error).__name__)
+        return FAILED
+    return FINISHED
+
+
+def fail(run: Planned, line: str, kind: str) -> None:
+    """Says that a run failed, and keeps the line and its kind in the run's folder, where reports look for it."""
+    cli.say(f"failed: {run}: {line}")
+    if hosts.is_main():
+        run.folder.mkdir(parents=True, exist_ok=True)
+        folders.write_json(run.folder / "failure.json", {"error": line, "kind": kind})
 
 
 def train_one(
@@ -200,10 +230,11 @@ def _fit(
 def interrupted(runs: Sequence[Planned], where: str) -> Interrupted:
     """What an interruption says: how many runs are finished, and `where` the others stand."""
     done = sum(run.ended for run in runs)
-    return Interrupted(f"{done} of {len(runs)} {_what(runs)} are finished, {where}; {GO_ON}", 0)
+    return Interrupted(f"{done} of {len(runs)} {what(runs)} are finished, {where}; {GO_ON}", 0)
 
 
-def _what(runs: Sequence[Planned]) -> str:
+def what(runs: Sequence[Planned]) -> str:
+    """What messages call these: `trials` or `runs`."""
     return "trials" if runs and runs[0].role == "trial" else "runs"
 
 

@@ -10,14 +10,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from xformer import budget as budgets
-from xformer.commands import inspect
+from xformer.commands import inspect, memory_plan
 from xformer.commands.comparison_plan import Planned, of_variant
 from xformer.config import build
 from xformer.report import formatting, results
 from xformer.report.tables import Table
 from xformer.train import step as steps
 
-HEADERS = ("variant", "runs", "to train", "parameters", "training FLOPs a run", "checkpoint", "training time a run")
+HEADERS = ("variant", "runs", "to train", "parameters", "training FLOPs a run", "memory", "checkpoint",
+           "training time a run")  # fmt: skip
 
 
 def table(
@@ -29,8 +30,10 @@ def table(
     """A row for each variant and task, one for its trials, and a line for all.
 
     Times are those of finished runs of the same kind, training steps alone, or the budget's; a dash where there is
-    none. A checkpoint holds what training needs to go on: parameters and the optimizer's state. What the data decides
-    and is not prepared yet is assumed, and said. Runs whose values are not chosen yet count as their config has them.
+    none. Memory is that of a training step: what the compiler planned for a finished run, else an estimate from above;
+    see `memory_plan`. A checkpoint holds what training needs to go on: parameters and the optimizer's state. What the
+    data decides and is not prepared yet is assumed, and said. Runs whose values are not chosen yet count as their
+    config has them.
     """
     rows, total, seconds, unknown, assumed, uncounted = [], 0.0, 0.0, False, set(), False
     groups = [*of_variant(trials).items(), *of_variant(runs).items()]
@@ -42,6 +45,7 @@ def table(
         flops = [counted[run.cost_key][0] for run in own]
         _, params, size, missing = counted[own[0].cost_key]
         assumed |= missing
+        memory = max(memory_plan.of_run(run, data_dir) for run in {one.cost_key: one for one in reversed(own)}.values())
         spent = [results.total(run.result, "train_seconds") for run in own if run.result is not None]
         known = [value for value in spent if math.isfinite(value)] or [float(budget.get("seconds", math.nan))]
         each = float(np.mean(known))
@@ -52,7 +56,7 @@ def table(
         unknown |= bool(todo) and not math.isfinite(each)
         label = f"{own[0].variant} on {task}" if task else own[0].variant
         rows.append((f"{label}: trials" if is_trial else label, str(len(own)), str(len(todo)), f"{params:,}",
-                     formatting.si(float(np.mean(flops))), formatting.mebibytes(size),
+                     formatting.si(float(np.mean(flops))), formatting.mebibytes(memory), formatting.mebibytes(size),
                      formatting.seconds(each)))  # fmt: skip
     left_over = sum(not run.ended for run in (*trials, *runs))
     time = "" if unknown or not left_over else f", about {formatting.seconds(seconds)} of training steps"

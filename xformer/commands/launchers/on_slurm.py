@@ -1,0 +1,96 @@
+"""SLURM, through submitit: each run is a job of the queue, which logs it and queues it again at a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xformer import extras
+from xformer.commands import worker
+from xformer.commands.comparison_plan import Planned
+from xformer.commands.launchers.interface import SAVING, failed, lost
+from xformer.schema import ConfigError
+
+submitit = extras.Lazy("submitit")
+CLUSTERS = ("slurm", "local")
+ONE = ("nodes", "tasks_per_node")  # a run is one process
+
+
+class Resumable:
+    """`worker.execute` as submitit calls it; at a time limit or a preemption the same job is queued again."""
+
+    def __call__(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        return worker.execute(job)
+
+    def checkpoint(self, job: Mapping[str, Any]) -> Any:
+        """What submitit queues instead: the run goes on from its last checkpoint."""
+        return submitit.helpers.DelayedSubmission(self, job)
+
+
+class OnSlurm:
+    """Jobs that submitit sends to SLURM, or with `cluster=local` to processes on this machine.
+
+    Args:
+      folder: where submitit keeps jobs and their logs.
+      resources: parameters of submitit's AutoExecutor, such as `timeout_min`, `cpus_per_task`, `slurm_partition`.
+      most: at most so many jobs at once; None: all of them.
+
+    Raises:
+      MissingExtra: submitit is not installed.
+      ConfigError: a parameter that submitit does not take, or no SLURM here.
+    """
+
+    tries = 3  # SLURM queues again what lost its node, not what was killed
+
+    def __init__(self, folder: Path, resources: Mapping[str, Any], most: int | None = None) -> None:
+        parameters = dict(resources)
+        cluster = parameters.pop("cluster", "slurm")
+        if cluster not in CLUSTERS:
+            raise ConfigError(f"--resources: got cluster={cluster!r}, takes one of {', '.join(CLUSTERS)}")
+        if "timeout_min" not in parameters:
+            raise ConfigError("--resources: timeout_min is missing; takes timeout_min=MINUTES, what a run may take")
+        for name in ONE:
+            if parameters.get(name, 1) != 1:
+                raise ConfigError(f"--resources: got {name}={parameters[name]!r}, takes 1: a run is one process")
+        try:
+            self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+            self._executor.update_parameters(**parameters)
+        except (AssertionError, NameError, RuntimeError, ValueError, TypeError) as error:
+            raise ConfigError(f"--launcher: submitit refuses: {' '.join(str(error).split())}") from error
+        self.threads: int | None = parameters.get("cpus_per_task")
+        self._most, self._running = most, list[Any]()
+
+    def plan(self, runs: Sequence[Planned], data_dir: str | None) -> None:
+        pass
+
+    def start(self, run: Planned, job: worker.Job, alone: bool = False) -> Any:
+        if self._most is not None and len(self._running) >= self._most:
+            return None
+        self._executor.update_parameters(name=job.name)
+        handle = self._executor.submit(Resumable(), dataclasses.asdict(job))
+        self._running.append(handle)
+        return handle
+
+    def poll(self, handle: Any) -> dict[str, Any] | None:
+        if not handle.done():
+            return None
+        self._running = [job for job in self._running if job is not handle]
+        try:
+            return handle.result()
+        except submitit.core.utils.FailedJobError as error:  # raised before the run began
+            last = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
+            return failed(f"{last}; log: {handle.paths.stderr}")
+        except submitit.core.utils.UncompletedJobError:
+            return lost(f"its job ended in state {handle.state}; log: {handle.paths.stderr}")
+
+    def stop(self, handles: Sequence[Any]) -> None:
+        for handle in handles:
+            with contextlib.suppress(OSError, RuntimeError):
+                handle.cancel(check=False)  # SLURM sends SIGTERM first: a run saves
+        deadline = time.monotonic() + SAVING
+        while not all(handle.done() for handle in handles) and time.monotonic() < deadline:
+            time.sleep(0.5)
