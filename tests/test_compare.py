@@ -437,7 +437,7 @@ def test_costs_are_counted_for_all_lengths_and_measured_up_to_one(tmp_path):
         op = attention_costs.at_length(OPS[row.variant], row.length)
         assert row.flops == op.cost(Shape(1, row.length, row.length, 2, 8)).flops > 0
         assert row.train_flops > 2 * row.flops
-        measured = (row.time_ms, row.train_time_ms, row.memory_bytes)
+        measured = (row.time_ms, row.train_time_ms, row.memory_bytes, row.forward_bytes)
         assert all(value > 0 for value in measured) if row.length <= 16 else all(map(math.isnan, measured))
     again = attention_costs.cached(tmp_path / "costs.json", plan(), lambda line: pytest.fail("measured again"))
     assert [dataclasses.astuple(row)[:4] for row in again] == [dataclasses.astuple(row)[:4] for row in rows]

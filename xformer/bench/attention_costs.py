@@ -105,7 +105,8 @@ def _row(values: Mapping[str, Any]) -> CostRow:
     """A row as it was written; ValueError or TypeError where it can't be one."""
     known: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
     row = CostRow(**known | {"uncounted": tuple(values.get("uncounted", ()))})
-    numbers = (row.length, row.flops, row.train_flops, row.time_ms, row.train_time_ms, row.memory_bytes)
+    numbers = (row.length, row.flops, row.train_flops, row.time_ms, row.train_time_ms, row.memory_bytes,
+               row.forward_bytes)  # fmt: skip
     if not all(isinstance(value, int | float) for value in numbers) or not isinstance(row.note, str):
         raise ValueError(f"{values} is no row of costs")
     return row
@@ -209,12 +210,13 @@ def time_all(rows: Sequence[CostRow], plan: Plan, length: int) -> tuple[list[Cos
         op = at_length(plan.ops[name], length)
         try:
             args = jax.block_until_ready(arguments(op, plan, length))
-            for key, fn in (("time_ms", forward(op)), ("train_time_ms", gradient(op))):
+            calls_of = (("time_ms", "forward_bytes", forward(op)), ("train_time_ms", "memory_bytes", gradient(op)))
+            for key, memory_key, fn in calls_of:
                 compiled = jax.jit(fn).lower(*args).compile()
                 jax.block_until_ready(compiled(*args))
                 calls[name, key] = Call(functools.partial(compiled, *args))
-            memory = compiled.memory_analysis()
-            found[name]["memory_bytes"] = math.nan if memory is None else memory.temp_size_in_bytes
+                memory = compiled.memory_analysis()
+                found[name][memory_key] = math.nan if memory is None else memory.temp_size_in_bytes
         except jax.errors.JaxRuntimeError as error:  # out of memory, most likely
             found[name]["note"] = f"not measured: {str(error).splitlines()[0][:120]}"
         expected[name] = time.perf_counter() - started  # compiling takes about as long again

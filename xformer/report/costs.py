@@ -26,6 +26,7 @@ class CostRow:
       memory_bytes: temporary memory of the compiled forward and backward call.
       note: why something is missing, if it is.
       uncounted: what the FLOPs leave out because it could not be counted.
+      forward_bytes: temporary memory of the compiled forward call.
     """
 
     variant: str
@@ -37,6 +38,7 @@ class CostRow:
     memory_bytes: float = math.nan
     note: str = ""
     uncounted: tuple[str, ...] = ()
+    forward_bytes: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +54,10 @@ class Panel:
 
 PANELS = (
     Panel("flops", "FLOPs, forward", formatting.si, formatting.tick_flops),
+    Panel("train_flops", "FLOPs, forward + backward", formatting.si, formatting.tick_flops),
     Panel("time_ms", "time, forward", formatting.milliseconds, formatting.tick_milliseconds),
     Panel("train_time_ms", "time, forward + backward", formatting.milliseconds, formatting.tick_milliseconds),
+    Panel("forward_bytes", "temporary memory, forward", formatting.mebibytes, formatting.tick_bytes, base=4),
     Panel("memory_bytes", "temporary memory, forward + backward", formatting.mebibytes, formatting.tick_bytes, base=4),
 )
 

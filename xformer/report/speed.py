@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,11 +22,6 @@ _PANELS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Point(CostRow):
-    forward_bytes: float = math.nan
-
-
 def picture(result: Mapping[str, Any], theme: style.Theme = style.LIGHT) -> bytes | None:
     """PNG of time and extra memory against length, peers dashed; None where nothing was measured."""
     measured = [row for row in result["rows"] if "seconds" in row]
@@ -37,7 +31,7 @@ def picture(result: Mapping[str, Any], theme: style.Theme = style.LIGHT) -> byte
         time, memory = _FIELDS[row["mode"]]
         point = {time: 1e3 * row["seconds"], memory: _memory(row)}
         found.setdefault((names[row["variant"], row["contender"]], row["length"]), {}).update(point)
-    rows = [_Point(who, length, math.nan, **point) for (who, length), point in found.items()]
+    rows = [CostRow(who, length, math.nan, **point) for (who, length), point in found.items()]
     ours = [name for (_, contender), name in names.items() if contender == OURS]
     peers = [name for (_, contender), name in names.items() if contender != OURS]
     # The dashes change when the colours are used up: nobody's names fill the first round.

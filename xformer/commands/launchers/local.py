@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 
@@ -37,7 +37,7 @@ class Worker:
     slot: int
     memory: int
     outcome: Path
-    log: TextIO
+    log: Path
 
 
 class Local:
@@ -94,20 +94,19 @@ class Local:
         files = {kind: self._folder / f"{job.name}.{kind}" for kind in ("json", "outcome", "log")}
         files["outcome"].unlink(missing_ok=True)
         folders.write_json(files["json"], dataclasses.asdict(job))
-        log = files["log"].open("a")
         cores = self.cores[slot]
-        # A session of its own: Ctrl-C in the terminal is for the parent, which asks its workers to save.
-        process = subprocess.Popen(
-            [sys.executable, "-c", START, str(files["json"]), str(files["outcome"]), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=os.environ | {name: str(len(cores)) for name in THREADS},
-            start_new_session=True,
-        )
+        with files["log"].open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", START, str(files["json"]), str(files["outcome"]), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {name: str(len(cores)) for name in THREADS},
+                start_new_session=True,  # Ctrl-C in the terminal is for the parent, which asks its workers to save
+            )
         with contextlib.suppress(ProcessLookupError):  # it has ended already
             os.sched_setaffinity(process.pid, cores)
-        worker = Worker(process, slot, memory, files["outcome"], log)
+        worker = Worker(process, slot, memory, files["outcome"], files["log"])
         self._running.append(worker)
         return worker
 
@@ -117,16 +116,15 @@ class Local:
             return None
         if handle in self._running:
             self._running.remove(handle)
-            handle.log.close()
         try:
             return json.loads(handle.outcome.read_text())
         except (OSError, ValueError):
             pass
-        lines = Path(handle.log.name).read_text(errors="replace").split("\n")
+        lines = handle.log.read_text(errors="replace").splitlines()
         last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
         if code < 0:
-            return lost(f"its worker was ended by {signal.Signals(-code).name}; log: {handle.log.name}")
-        return failed(f"its worker ended with exit code {code}: {last.removeprefix('error: ')}; log: {handle.log.name}")
+            return lost(f"its worker was ended by {signal.Signals(-code).name}; log: {handle.log}")
+        return failed(f"its worker ended with exit code {code}: {last.removeprefix('error: ')}; log: {handle.log}")
 
     def stop(self, handles: Sequence[Worker]) -> None:
         for worker in handles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from xformer.schema import ConfigError
 
 submitit = extras.Lazy("submitit")
 CLUSTERS = ("slurm", "local")
+LOGGING = "SUBMITIT_LOG_LEVEL"
 ONE = ("nodes", "tasks_per_node")  # a run is one process
 
 
@@ -47,6 +49,7 @@ class OnSlurm:
     tries = 3  # SLURM queues again what lost its node, not what was killed
 
     def __init__(self, folder: Path, resources: Mapping[str, Any], most: int | None = None) -> None:
+        _import_quietly()
         parameters = dict(resources)
         cluster = parameters.pop("cluster", "slurm")
         if cluster not in CLUSTERS:
@@ -85,7 +88,7 @@ class OnSlurm:
             last = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
             return failed(f"{last}; log: {handle.paths.stderr}")
         except submitit.core.utils.UncompletedJobError:
-            return lost(f"its job ended in state {handle.state}; log: {handle.paths.stderr}")
+            return lost(f"its job ended without a result, in state {handle.state}; log: {handle.paths.stderr}")
 
     def stop(self, handles: Sequence[Any]) -> None:
         for handle in handles:
@@ -94,3 +97,16 @@ class OnSlurm:
         deadline = time.monotonic() + SAVING
         while not all(handle.done() for handle in handles) and time.monotonic() < deadline:
             time.sleep(0.5)
+
+
+def _import_quietly() -> None:
+    """Imports submitit, which would close this process's log handlers to configure its own; jobs have those."""
+    given = os.environ.get(LOGGING)
+    os.environ[LOGGING] = "NOCONFIG"
+    try:
+        extras.load("submitit")
+    finally:
+        if given is None:
+            del os.environ[LOGGING]
+        else:
+            os.environ[LOGGING] = given
