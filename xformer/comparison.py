@@ -33,11 +33,13 @@ class ReportOptions:
       cost_lengths: lengths in tokens at which each variant's FLOPs are counted.
       measure_up_to: longest length in tokens at which time and memory are measured too.
       measure_seconds: time that all measurements together may take.
+      sections: sections of one's own, each "package.module:function"; see `xformer.report.Section`.
     """
 
     cost_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
     measure_up_to: int = 4096
     measure_seconds: float = 60.0
+    sections: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.cost_lengths or min(self.cost_lengths) < 1:

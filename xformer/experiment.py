@@ -119,6 +119,7 @@ class Experiment:
             model={"name": self.config.model.name, **getattr(self.model, "facts", {})},
             config=as_json(self.config),
             callbacks=parts.make_callbacks(self.config.to_dict()["train"]),
+            trackers=parts.make_trackers(self.config.to_dict()["train"]),
             complete=complete,
             like=like,
             test=test,
@@ -184,6 +185,7 @@ def build(config: Mapping | ConfigDict) -> Experiment:
         config=as_config(checked),
     )
     parts.make_callbacks(checked["train"])  # those of a run are made by its trainer
+    parts.make_trackers(checked["train"])
     content = (_as_text(checked), *sections.owners(checked))
     if content not in _CHECKED:
         _check_together(experiment, num_positions)

@@ -1,4 +1,4 @@
-"""The parts that a run lists, callbacks and metrics: each a name, or a section of a name and its arguments."""
+"""The parts that a run lists (callbacks, trackers, metrics): each a name, or a section of a name and its arguments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any, TypeVar
 from xformer import config_errors, lookup, schema
 from xformer.schema import ConfigError
 from xformer.tasks import Judged, Task, metric
-from xformer.train import CALLBACKS, Callback, callbacks
+from xformer.train import CALLBACKS, TRACKERS, Callback, Tracker, callbacks, trackers
 
 T = TypeVar("T")
 
-TABLES: dict[str, lookup.Table[Any]] = {"callbacks": CALLBACKS, "metrics": metric.METRICS}  # by the key of `train`
+TABLES: dict[str, lookup.Table[Any]] = {  # by the key of `train`
+    "callbacks": CALLBACKS,
+    "metrics": metric.METRICS,
+    "trackers": TRACKERS,
+}
 
 
 def check(train: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,6 +38,11 @@ def check(train: Mapping[str, Any]) -> dict[str, Any]:
 def make_callbacks(train: Mapping[str, Any]) -> tuple[tuple[str, Callback], ...]:
     """Fresh callbacks of a checked section, each with the name that messages give it."""
     return tuple((entry["name"], made) for entry, made in zip(*_make(train, "callbacks", callbacks.build), strict=True))
+
+
+def make_trackers(train: Mapping[str, Any]) -> tuple[tuple[str, Tracker], ...]:
+    """Fresh trackers of a checked section, each with the name that messages give it."""
+    return tuple((entry["name"], made) for entry, made in zip(*_make(train, "trackers", trackers.build), strict=True))
 
 
 def judged(task: Task, train: Mapping[str, Any]) -> tuple[Task | Judged, str | None]:

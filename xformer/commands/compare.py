@@ -30,6 +30,7 @@ from ml_collections import ConfigDict
 
 from xformer import extras, report
 from xformer.bench import attention_costs
+from xformer.checks import ArgumentError
 from xformer.commands import budgets, cli, compile_cache, dry_run, hosts, launched, pictures, sessions, tuned
 from xformer.commands.comparison_plan import Planned, plan, plan_trials
 from xformer.commands.comparison_runs import interrupted, prepare, train
@@ -83,6 +84,10 @@ def command(argv: Sequence[str]) -> None:
     if args.config_help:
         print(comparison_help(as_json(config), COMPARISON, ReportOptions, Pretrain))
         return
+    try:
+        report.find_sections(config.report.sections)
+    except ArgumentError as error:
+        raise ConfigError(str(error)) from error
     parts = comparison_parts(config)
     runs = plan(parts, workdir)
     launcher = launched.launcher(args, workdir)
@@ -236,7 +241,7 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
             chosen = comparison_runs(part, results.tuned(workdir / task))
             experiments = {variant: build(run) for variant, seed, run in chosen if seed == part.seeds[0]}
             plan, length = costs_of(part, experiments, results.load(workdir / task)), build(part.base).task.length
-            own = measured[task] = report.Measured(reaches=reaches(experiments))
+            own = measured[task] = report.Measured(reaches=reaches(experiments), sections=part.report.sections)
             if (plan, length) in seen:
                 continue
             seen.append((plan, length))

@@ -24,6 +24,7 @@ from xformer.report import (
     export,
     formatting,
     made,
+    own_sections,
     patterns,
     quality,
     results,
@@ -61,12 +62,14 @@ class Measured:
       cost_note: on what and with which sizes that was measured.
       variant_patterns: which pairs it considers.
       reaches: the furthest position from which anything gets to the first through all layers, where that is not all.
+      sections: names of functions that make sections of the user's own; see `xformer.report.own_sections`.
     """
 
     cost_rows: Sequence[CostRow] = ()
     cost_note: str = ""
     variant_patterns: Mapping[str, Pattern] = dataclasses.field(default_factory=dict)
     reaches: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    sections: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +90,21 @@ def write(
     cost_note: str = "",
     variant_patterns: Mapping[str, Pattern] | None = None,
     reaches: Mapping[str, int] | None = None,
+    sections: Sequence[str] = (),
 ) -> Report:
     """Writes the report of a comparison, finished or not, into its workdir.
 
     Args:
       workdir: of a comparison: `config.json` and the runs under `runs/`.
-      cost_rows, cost_note, variant_patterns, reaches: see `Measured`.
+      cost_rows, cost_note, variant_patterns, reaches, sections: see `Measured`.
 
     Raises:
       ValueError: `workdir` holds no comparison.
     """
     workdir = Path(workdir)
     comparison = results.load(workdir)
-    part = _part(workdir, comparison, Measured(cost_rows, cost_note, variant_patterns or {}, reaches or {}))
+    measured = Measured(cost_rows, cost_note, variant_patterns or {}, reaches or {}, sections)
+    part = _part(workdir, comparison, measured)
     return _write_page(workdir, comparison.name, {"": comparison}, [part])
 
 
@@ -157,6 +162,7 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
     rows = summary.rows(comparison)
     differences = against.against(comparison, rows)
     by_class = classes.read(comparison, rows)
+    own, own_warnings = own_sections.make(comparison, measured.sections)
     return {
         "task": task,
         "lead": claims.lead(comparison, rows),
@@ -176,16 +182,27 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
             *timing.warnings(comparison),
             *trials.warnings(comparison),
             *costs.warnings(measured.cost_rows),
+            *own_warnings,
         ],
         "plots": [plot for plot in _plots(workdir, task, comparison, rows, measured, by_class) if plot],
         "classes": classes.table(by_class) if by_class else None,
         "classes_note": classes.note(comparison, by_class) if by_class else "",
         "classes_more": classes.every_f1(by_class) if by_class else None,
+        "own": [_own(workdir, task, number, section) for number, section in enumerate(own)],
         "runs": tables.runs(comparison),
         "differences": tables.differences(comparison),
         "differences_note": claims.differences_note(comparison),
         "made": made.facts(comparison),
     }
+
+
+def _own(workdir: Path, task: str, number: int, section: own_sections.Section) -> dict[str, Any]:
+    """What the page says of a section of the user's own; its picture is written."""
+    file, image = "", ""
+    if section.picture is not None:
+        file, image = f"{task}/own-{number}.png" if task else f"own-{number}.png", _data_url(section.picture)
+        _write(workdir / file, section.picture)
+    return {"title": section.title, "text": section.text, "table": section.table, "file": file, "image": image}
 
 
 def _with_tuning(comparison: Comparison, found: dict[str, Any]) -> dict[str, Any]:

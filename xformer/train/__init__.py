@@ -16,10 +16,12 @@ from xformer.train.errors import (
 )
 from xformer.train.restoring import restore_model
 from xformer.train.settings import TrainConfig
+from xformer.train.trackers import TRACKERS, Tracker
 from xformer.train.trainer import Trainer
 
 __all__ = [
     "CALLBACKS",
+    "TRACKERS",
     "Callback",
     "CallbackFailed",
     "CheckpointError",
@@ -32,6 +34,7 @@ __all__ = [
     "OutOfMemory",
     "ProcessLost",
     "Run",
+    "Tracker",
     "TrainConfig",
     "Trainer",
     "WarmStartError",

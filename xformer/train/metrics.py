@@ -1,4 +1,4 @@
-"""`metrics.jsonl`, one row an event, and the same numbers as TensorBoard events."""
+"""`metrics.jsonl`, one row an event; trackers get the same rows."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import json
 import logging
 import math
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from xformer.train import workdir as folder
+from xformer.train.trackers import Tracker
 
 logger = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-    """Appends rows to `workdir/metrics.jsonl` and, if tensorboardX is installed, to event files in `workdir`.
+    """Appends rows to `workdir/metrics.jsonl`, and gives them to a tracker that has started.
 
     Rows after `step`, where the run goes on, are dropped, and so are damaged ones, such as a half-written last row.
     """
 
-    def __init__(self, workdir: Path, step: int) -> None:
+    def __init__(self, workdir: Path, step: int, tracker: Tracker) -> None:
         path = workdir / "metrics.jsonl"
         kept = [row for row in read_rows(path) if row["step"] <= step]
         folder.write_bytes(path, b"".join(_line(row) for row in kept))
         self._file = path.open("ab")
         self._at_step = {(row["step"], row["split"]) for row in kept if row["step"] == step}
-        self._events = _event_writer(workdir, step)
+        self._tracker = tracker
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Adds a row, once for each `step` and `split`, which are among its keys."""
@@ -38,21 +38,17 @@ class MetricsWriter:
         self._at_step = {other for other in self._at_step if other[0] == event[0]} | {event}
         self._file.write(_line(row))
         self._file.flush()
-        if self._events is not None:
-            self._events.write(row)
+        self._tracker.write(row)
 
     def sync(self) -> None:
         """Returns when every row is on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        if self._events is not None:
-            self._events.flush()
+        self._tracker.flush()
 
     def close(self) -> None:
         """Closes the files."""
         self._file.close()
-        if self._events is not None:
-            self._events.close()
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -83,33 +79,3 @@ def without_nan(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, allow_nan=False).encode() + b"\n"
-
-
-class _Events:
-    """TensorBoard events, written in the caller's thread: tensorboardX's own would block for ever after a full disk."""
-
-    def __init__(self, workdir: Path, step: int) -> None:
-        from tensorboardX import event_file_writer, summary
-        from tensorboardX.proto import event_pb2
-
-        self._scalar, self._event = summary.scalar, event_pb2.Event
-        self._writer = event_file_writer.EventsWriter(str(workdir / "events"), f".{step}")
-        if step:  # what another process wrote after it is not shown
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.write_event(self._event(wall_time=time.time(), step=step + 1, session_log=start))
-        self.flush, self.close = self._writer.flush, self._writer.close
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """A scalar `split/name` for every number of a row."""
-        for name, value in row.items():
-            if name not in ("step", "split") and value is not None:
-                summary = self._scalar(f"{row['split']}/{name}", value)
-                self._writer.write_event(self._event(wall_time=time.time(), step=row["step"], summary=summary))
-
-
-def _event_writer(workdir: Path, step: int) -> _Events | None:
-    try:
-        return _Events(workdir, step)
-    except ImportError:
-        logger.warning("no TensorBoard events: pip install 'xformer-jax[tensorboard]' for them")
-        return None

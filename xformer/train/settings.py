@@ -41,6 +41,8 @@ class TrainConfig:
         "package.module:Class", or a section of it and its arguments. Read by whoever makes the trainer.
       metrics: further metrics beside the task's, each "package.module:Class" or a section of it and its arguments; see
         `xformer.tasks.Metric`. Read by whoever makes the trainer, as callbacks are.
+      trackers: where rows and results go besides the run's own files and TensorBoard, as callbacks are listed; of
+        `xformer.train.TRACKERS` or one's own. Changes no result. Read by whoever makes the trainer.
       init_from: a run's workdir (its best checkpoint) or a checkpoint's folder, whose parameters the run starts from;
         see `xformer.train.warm_start` for what is taken. The optimizer starts afresh. A relative path is looked for in
         the run's own workdir first.
@@ -66,6 +68,7 @@ class TrainConfig:
     num_epochs: float | None = None
     callbacks: tuple[str | Mapping[str, Any], ...] = ()
     metrics: tuple[str | Mapping[str, Any], ...] = ()
+    trackers: tuple[str | Mapping[str, Any], ...] = ()
     init_from: str | None = None
     init_strict: bool = False
 

@@ -32,6 +32,7 @@ from xformer.train.restoring import choose, restore_variables, resume
 from xformer.train.run_state import Position
 from xformer.train.settings import TrainConfig, check_batch_size, selection
 from xformer.train.step import Task, TrainState, num_params
+from xformer.train.trackers import Tracker, Trackers
 
 MEMORY = "peak memory is one device's arguments, results and temporaries of the compiled training step"
 PACKAGES = ("xformer-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -51,7 +52,7 @@ class Trainer:
       seed: decides initialisation, dropout and data order.
       name, attention: what the result calls the run and its attention.
       model: what the result says of the model, such as its name.
-      callbacks: freshly made, each with the name that messages give it.
+      callbacks, trackers: freshly made, each with the name that messages give it.
       config: the resolved config, written to `config.json`; a workdir takes no other.
       complete: fills in what is newer than a run in its `config.json`; None leaves that as it is.
       like: the engine of a run that differs in its seed at most, whose compiled steps serve this one too; see `Engine`.
@@ -71,6 +72,7 @@ class Trainer:
     config: Mapping[str, Any]
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     callbacks: Sequence[tuple[str, Callback]] = ()
+    trackers: Sequence[tuple[str, Tracker]] = ()
     complete: folders.Complete | None = None
     like: Engine | None = None
     test: bool = True
@@ -97,7 +99,7 @@ class Trainer:
         Raises:
           Interrupted: a signal or `stop_at_step` ended it; saved, and the same call goes on exactly.
           Diverged: a loss, gradient or parameter is not finite.
-          CallbackFailed: a callback raised an error; the checkpoints are those of before.
+          CallbackFailed: a callback or a tracker raised an error; the checkpoints are those of before.
           CheckpointError: a checkpoint could not be written.
           WorkdirBusy: another process is using the workdir.
           WorkdirMismatch: the workdir holds a run of another config, or one begun with other data or elsewhere.
@@ -146,14 +148,17 @@ class Trainer:
                 state, warm = self._start_from(self.train.init_from, engine, state)
             closing = lambda opened: stack.enter_context(contextlib.closing(opened))
             progress = closing(Progress(self.name, self.train.num_steps, quiet=not main))
-            writer = closing(MetricsWriter(workdir, position.step)) if main else None
+            run = Run(self.name, workdir, position.step, self.train.num_steps, *select, main)
+            trackers = closing(Trackers(self.trackers))
+            if main:
+                trackers.start(run, self.config, list(self.task.better))
+            writer = closing(MetricsWriter(workdir, position.step, trackers)) if main else None
             feed = stack.enter_context(Feed(engine.train_batches(self.data, self.seed), data_state))
             progress.say(self._start_line(engine, position))
             if warm:
                 progress.say(warm)
             if position.step:
                 callbacks.load_state(position.callbacks)
-            run = Run(self.name, workdir, position.step, self.train.num_steps, *select, main)
             loop = Loop(
                 engine,
                 self.data,
@@ -179,6 +184,7 @@ class Trainer:
                 if self.test:
                     example_values.write(workdir, {**self.data.facts_by_example("test"), **kept.arrays()})
                 folders.write_json(workdir / "result.json", result)
+                trackers.end(result)
             callbacks.end(dataclasses.replace(run, step=position.step), result)
             return result
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 Complete = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 # What may differ when a run goes on: it changes when things happen, or where, not what is computed.
-MAY_CHANGE = ("stop_at_step", "log_every", "checkpoint_every", "parallel", "mesh")
+MAY_CHANGE = ("stop_at_step", "log_every", "checkpoint_every", "parallel", "mesh", "trackers")
 
 # Of a result, what no reader can do without.
 _RESULT = {"name": str, "best_step": int, "eval": dict, "test": dict}
