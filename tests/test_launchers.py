@@ -80,7 +80,7 @@ def test_two_workers_on_this_machine_one_killed_in_mid_step(in_turn):
     _, err = launch(folder, "workers", "-m", "experiments.compare", "--workers=2")
     check(folder, "workers", expected)
     assert "window, seed 0: its worker was ended by SIGKILL" in err and "run started: window, seed 0, again" in err
-    assert "2 of 2 runs finished" in err and "step 12/12" in (folder / "workers/jobs/run-full-0.log").read_text()
+    assert "2 of 2 runs finished" in err and "step 12/12" in (folder / "workers/jobs/run.full-0.log").read_text()
     made = json.loads((folder / "workers" / "made.json").read_text())["sessions"]
     assert made[0]["trained"] == "2 runs (full, seed 0; window, seed 0)" and "--workers=2" in made[0]["command"]
     assert len(list((folder / "workers" / "compiled").iterdir())) == 1, "workers share what is compiled"
@@ -184,9 +184,9 @@ def test_what_is_lost_is_started_again_and_in_the_end_alone(train, tmp_path):
     assert train(launcher) == (["full-0", "window-0"], ["full-1"]), "in the order of the comparison"
     names = [name for name, _ in launcher.started]
     assert {name: names.count(name) for name in names} == {
-        "run-full-0": 3, "run-window-0": 1, "run-full-1": 1, "run-window-1": 2
+        "run.full-0": 3, "run.window-0": 1, "run.full-1": 1, "run.window-1": 2
     }  # fmt: skip
-    assert [name for name, alone in launcher.started if alone] == ["run-full-0"]
+    assert [name for name, alone in launcher.started if alone] == ["run.full-0"]
     failure = json.loads((tmp_path / "work" / "runs" / "full-0" / "failure.json").read_text())
     assert failure == {"error": "lost!", "kind": "WorkerLost"}
 

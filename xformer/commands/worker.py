@@ -72,7 +72,7 @@ def describe(
     fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     fields |= {"folder": str(run.folder.absolute()), "config": as_json(run.config), "values": dict(run.values)}
     fields["pretraining"] = None if run.pretraining is None else as_json(run.pretraining)
-    name = "-".join(filter(None, (run.task, run.role, run.folder.name)))
+    name = ".".join(filter(None, (run.task, run.role, run.folder.name)))  # names have no dots
     root = str(data_root(data_dir).absolute())
     known = {key: dict(value) for key, value in fingerprints.items()}
     return Job(name, fields, str(workdir.absolute()), os.getcwd(), root, known, keep, threads)
