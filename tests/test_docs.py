@@ -43,7 +43,7 @@ TINY = {
 }
 TINY_BENCH = ["--lengths=16", "--heads=1", "--head_dim=4", "--block_size=8", "--rank=4", "--rounds=1", "--peers=none"]
 TINY_REPORT = ["seeds=(0,)", "report.cost_lengths=(32,)", "report.measure_up_to=0"]
-# Many hosts, clusters and accounts, data that takes minutes to prepare, and comparisons of whole size: their configs are checked.
+# Many hosts, clusters, accounts, data that takes minutes to prepare, comparisons of whole size: configs are checked.
 CHECKED_ONLY = re.compile(
     r"srun|--coordinator|--launcher|wandb|imdb|=masked_lm|runs/(plays|kernel)|--config=(configs/)?compare_|=lra/"
 )

@@ -117,14 +117,11 @@ def test_a_signal_saves_all_runs_and_the_same_command_goes_on(in_turn):
     command = lambda *more: [sys.executable, "-m", "experiments.compare", *flags(folder, "stopped", *more)]
     done = subprocess.run(command(*more), env=env, capture_output=True, text=True)
     assert done.returncode == cli.RESUMABLE and "2 of 2 runs stopped at stop_at_step" in done.stderr, done.stderr
-    process = subprocess.Popen(command("--workers=2"), env=env, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("run started: window"):
-            process.terminate()
-            break
-    err = process.stderr.read()
-    assert process.wait() == cli.RESUMABLE and "those that were going on are saved" in err, err
+    with subprocess.Popen(command("--workers=2"), env=env, stderr=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stderr if line.startswith("run started: window"))
+        process.terminate()
+        err = process.stderr.read()
+    assert process.returncode == cli.RESUMABLE and "those that were going on are saved" in err, err
     assert subprocess.run(command(), env=env, capture_output=True).returncode == cli.FINISHED  # in turn
     assert rows(folder / "stopped") == expected
 
