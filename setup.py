@@ -1,14 +1,20 @@
-"""What pyproject.toml cannot say: two folders of a checkout that lie inside the package once it is installed."""
+"""What pyproject.toml cannot say: folders of a checkout that lie inside the package once it is installed."""
+
+from pathlib import Path
 
 from setuptools import find_packages, setup
 
+FOLDERS = {"xformer.configs": "configs", "xformer.configs.lra": "configs/lra", "xformer.examples": "examples"}
+if Path("benchmarks/results/devices").is_dir():
+    FOLDERS["xformer.devices"] = "benchmarks/results/devices"
+
 setup(
-    packages=[
-        *find_packages(include=["xformer", "xformer.*"]),
-        "xformer.configs",
-        "xformer.configs.lra",
-        "xformer.examples",
-    ],
-    package_dir={"xformer.configs": "configs", "xformer.configs.lra": "configs/lra", "xformer.examples": "examples"},
-    package_data={"xformer": ["py.typed"], "xformer.report": ["*.j2"], "xformer.examples": ["*.jsonl"]},
+    packages=[*find_packages(include=["xformer", "xformer.*"]), *FOLDERS],
+    package_dir=FOLDERS,
+    package_data={
+        "xformer": ["py.typed"],
+        "xformer.report": ["*.j2"],
+        "xformer.examples": ["*.jsonl"],
+        "xformer.devices": ["*.json", "README.md"],
+    },
 )

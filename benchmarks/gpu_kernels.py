@@ -1,101 +1,29 @@
-"""Checks the GPU kernels against the reference on the card at hand, then times them beside their peers on that card.
+"""Times the GPU kernels beside their peers on the card at hand, after checking them against the reference there.
 
     python -m benchmarks.gpu_kernels --out=gpu_kernels.json          # on a GPU: checks, then times
-    python -m benchmarks.gpu_kernels --check_only --tiny             # anywhere: the checks, interpreted, on tiny shapes
 
-Times are medians of turns that the contenders take, compilation left out. Peers: those of `xformer.bench.peers`,
-cuDNN through `jax.nn.dot_product_attention` and, where PyTorch is installed with CUDA, its SDPA and its compiled
-FlexAttention with the same blocks. The JSON names the device and every version. Exit code 1 when a check fails; then
-nothing is timed.
+`xformer check-device` chooses between what this package has; this sets it beside others. Times are medians of turns
+that the contenders take, compilation left out. Peers: those of `xformer.bench.peers`, cuDNN through
+`jax.nn.dot_product_attention` and, where PyTorch is installed with CUDA, its SDPA and its compiled FlexAttention with
+the same blocks. The JSON names the device and every version. Exit code 1 when a check fails; then nothing is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from xformer.attention import ALiBi, Attention, BigBird, Full, Shape, Window
-from xformer.attention.kernels import interpreted
-from xformer.bench import benchmark, contender, machine, timing
-from xformer.bench.jax_contenders import ours, with_gradients
+from xformer.attention import Attention, BigBird, Full, Shape
+from xformer.bench import benchmark, contender, device_check, machine, timing
+from xformer.bench.jax_contenders import ours
 from xformer.bench.peers import peers
-
-TOLERANCE = {"float32": 5e-3, "bfloat16": 3e-2}  # of the largest entry; float32 products may run in TF32 on a GPU
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One check: an op, the kernel that must do it, the call's sizes and dtype, and how many keys are real."""
-
-    op: Attention
-    kernel: Literal["pallas", "cudnn"]
-    length: int
-    dtype: str = "bfloat16"
-    head_dim: int = 64
-    num_kv_heads: int = 4
-    real: tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        name = f"{type(self.op).__name__.lower()}{'-causal' if self.op.causal else ''}"
-        return f"{self.kernel}-{name}-{self.length}x{self.head_dim}-{self.dtype}{'-padded' if self.real else ''}"
-
-
-def cases(tiny: bool) -> list[Case]:
-    """The checks; tiny ones for the interpreter."""
-    n, block = (80, 16) if tiny else (2000, 128)
-    bigbird = BigBird(block_size=block, num_random_blocks=2 - tiny)
-    found = [
-        Case(bigbird, "pallas", n, real=(n, 0)),
-        Case(dataclasses.replace(bigbird, causal=True), "pallas", n, "float32", num_kv_heads=2),
-        Case(Full(causal=True, position=ALiBi()), "pallas", n // 2, head_dim=80),
-        Case(Window(left=n // 8, right=3), "pallas", n, "float32", real=(n // 2, n)),
-    ]
-    if not tiny:
-        found += [
-            Case(Full(), "pallas", n, head_dim=128),
-            Case(Full(), "cudnn", n, real=(n, n // 3)),
-            Case(Full(), "cudnn", n, real=(n, 0)),
-            Case(Full(causal=True), "cudnn", n),
-            Case(Window(left=n // 8, right=0, causal=True), "cudnn", n),
-        ]
-    return found
-
-
-def arrays(batch: int, length: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> list[jax.Array]:
-    """Query, key, value and a cotangent for the output."""
-    rngs = jax.random.split(jax.random.key(0), 4)
-    sizes = (heads, kv_heads, kv_heads, heads)
-    return [jax.random.normal(rng, (batch, length, n, head_dim), dtype) for rng, n in zip(rngs, sizes, strict=True)]
-
-
-def check(case: Case) -> dict[str, Any]:
-    """Largest error of output and gradients against the reference in float32, as a share of the largest entry."""
-    operands = arrays(2, case.length, 4, case.num_kv_heads, case.head_dim, case.dtype)
-    mask = None
-    if case.real is not None:
-        mask = (jnp.arange(case.length) < jnp.asarray(case.real)[:, None])[:, None, None]
-    op = dataclasses.replace(case.op, implementation=case.kernel)
-    reference = dataclasses.replace(case.op, implementation="reference")
-    with interpreted():
-        got = jax.jit(with_gradients(lambda q, k, v: op(q, k, v, mask=mask)))(*operands)
-    exact = [x.astype(jnp.float32) for x in operands]
-    with jax.default_matmul_precision("highest"):
-        want = jax.jit(with_gradients(lambda q, k, v: reference(q, k, v, mask=mask)))(*exact)
-    errors = {}
-    for name, x, y in zip(("output", "query", "key", "value"), got, want, strict=True):
-        x, y = (np.asarray(z, np.float64) for z in (x, y))
-        errors[name] = float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-9)) if np.isfinite(x).all() else float("inf")
-    return {"case": str(case), "errors": errors, "passed": max(errors.values()) <= TOLERANCE[case.dtype]}
 
 
 def timed(op: Attention, length: int, heads: int, kernels: Sequence[str]) -> dict[str, Any]:
@@ -117,25 +45,19 @@ def main() -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room too
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where to write the JSON; printed otherwise")
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes, for the interpreter")
-    parser.add_argument("--check_only", action="store_true", help="time nothing")
     options = parser.parse_args()
-    device = jax.devices()[0]
-    result: dict[str, Any] = {"machine": machine.describe()}
-    result["checks"] = []
-    for case in cases(options.tiny):
-        result["checks"].append(check(case))
-        print(json.dumps(result["checks"][-1]), file=sys.stderr, flush=True)
-    passed = all(one["passed"] for one in result["checks"])
-    if passed and not options.check_only:
-        if device.platform != "gpu":
-            parser.error("times mean something on a GPU only; give --check_only elsewhere")
+    if jax.devices()[0].platform != "gpu":
+        parser.error("times mean something on a GPU only; xformer check-device --interpret checks elsewhere")
+    say = lambda line: print(line, file=sys.stderr, flush=True)
+    table = device_check.check_all(["pallas", "cudnn"], say)
+    result: dict[str, Any] = {"machine": machine.describe(), "passed": sorted(table.passed), "failed": table.failed}
+    if not table.failed:
         result["full bfloat16 8192 x 64"] = timed(Full(), 8192, 16, ["pallas", "cudnn"])
         bigbird = BigBird(block_size=128)
         result["bigbird bfloat16 16384 x 64, block 128"] = timed(bigbird, 16384, 8, ["pallas", "xla"])
     text = json.dumps(result, indent=2)
     print(text) if options.out is None else options.out.write_text(text + "\n")
-    return 0 if passed else 1
+    return 1 if table.failed else 0
 
 
 if __name__ == "__main__":

@@ -85,14 +85,14 @@ def run_command(words):
         return
     if name == "bench":
         args = [*args, *TINY_BENCH]
-    elif name in ("predict", "generate", "data", "variants"):
+    elif name in ("predict", "generate", "data", "variants", "check-device"):
         pass
     else:
         keys = {key: value for key, value in tiny(spec).items() if not any(f"{key}=" in o for o in overrides)}
         small = [f"{key}={value}" for key, value in keys.items()]
         small = [f"base.{item}" for item in small] + TINY_REPORT if name == "compare" else small
         args = [*args, *(f"--config.{item}" for item in small)]
-    command = importlib.import_module(f"xformer.commands.{name}").command
+    command = importlib.import_module(f"xformer.commands.{name.replace('-', '_')}").command
     assert cli.exit_code(command, args) == 0, line
 
 

@@ -22,10 +22,9 @@ from xformer.attention import (
     Sparse,
     T5Bias,
     Window,
-    kernels,
     pattern,
 )
-from xformer.attention.kernels import interpreted, pallas
+from xformer.attention.kernels import interpreted
 from xformer.attention.kernels.tile_lists import make_tile_lists, num_tiles
 
 SPARSE = BigBird(block_size=16, num_random_blocks=1, num_window_blocks=1, num_global_blocks=1, seed=4)
@@ -218,20 +217,3 @@ def test_away_from_its_platform_a_kernel_refuses_but_has_a_cost():
         with refuses(NotImplementedError, name, platform, "CPU"):
             Full(implementation=name)(**inputs())
     assert Full(implementation="pallas").cost(Shape(1, 64, 64, 1, 64)).flops == 4 * 64**3
-
-
-@pytest.mark.parametrize("trusted", [("cudnn", "pallas", "splash"), kernels.BEST], ids=["all", "shipped"])
-@pytest.mark.parametrize("backend", ["gpu", "cpu", "tpu"])
-def test_nobody_named_gets_what_can_do_the_call(backend, trusted, monkeypatch):
-    """On a GPU the trusted kernels where they can, else the engine; on a CPU always the engine."""
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(kernels, "BEST", trusted)
-    seen = []
-    real = pallas.attend
-    monkeypatch.setattr(pallas, "attend", lambda *a: seen.append(a) or real(*a))
-    call = inputs(q_len=20, batch=1)
-    biased = {"bias": np.zeros((1, 1, 20, 20), np.float32)}
-    for op, options, able in ((Window(2, 2), {}, True), (Full(), biased, False)):
-        seen.clear()
-        jax.eval_shape(lambda call, op=op, options=options: op(**call, **options), call)
-        assert bool(seen) == (able and backend == "gpu" and "pallas" in trusted)

@@ -12,7 +12,8 @@ import pytest
 from xformer import shipped
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("xformer", "configs", "experiments", "examples", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+SOURCES = ("xformer", "configs", "experiments", "examples", "benchmarks", "pyproject.toml", "setup.py", "README.md",
+           "LICENSE")  # fmt: skip
 
 # A project as researchers have it, with folders called like those of this repository.
 USERS_FILES = {
@@ -91,6 +92,8 @@ def test_the_wheel_holds_one_package_and_all_of_it(wheel):
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "xformer").rglob("*.j2")}
     assert modules | configs | templates | {"xformer/py.typed", "xformer/examples/documents.jsonl"} <= names
     assert len(configs) >= 9 and templates
+    tables = {f"xformer/devices/{path.name}" for path in (ROOT / "benchmarks/results/devices").iterdir()}
+    assert tables <= names and "xformer/devices/README.md" in tables
 
 
 def test_metadata_says_how_to_install_and_run(wheel):

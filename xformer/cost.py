@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from xformer.attention.cost import Cost
+from xformer.attention.kernels import cudnn
 
 # What holds no matrix product. Elementwise arithmetic is recognised by its shapes and needs no entry, so what a new JAX
 # release adds is counted too. Listed is what changes shapes: reductions and sums along an axis, indexing, data
@@ -54,11 +55,12 @@ def count(fn: Callable[..., Any], *args: Any) -> Cost:
     `flops` is 2 per multiply-add of every `dot_general` and convolution in the jaxpr of `fn`, over all devices
     together: loop bodies times their length, `shard_map` and `pmap` bodies times their number of shards, the dearer
     branch of a `cond`, recomputation under `jax.checkpoint` and unused results as written; a complex multiply-add is
-    four real ones. A Pallas kernel counts what its `cost_estimate` says. A convolution multiplies its padding too, as
-    it is executed, but not the holes of a dilated input, so a transposed convolution costs what the plain one does.
-    Elementwise arithmetic, whose results have the shape that its operands broadcast to, is not counted, by definition.
-    What can't be counted (a `while` whose trip count depends on data, a kernel without an estimate, a foreign call, a
-    matrix decomposition) is named in `uncounted`, never guessed.
+    four real ones. A Pallas kernel counts what its `cost_estimate` says, and cuDNN's attention the tiles of 128 x 128
+    pairs that its mask touches. A convolution multiplies its padding too, as it is executed, but not the holes of a
+    dilated input, so a transposed convolution costs what the plain one does. Elementwise arithmetic, whose results
+    have the shape that its operands broadcast to, is not counted, by definition. What can't be counted (a `while`
+    whose trip count depends on data, a kernel without an estimate, a foreign call, a matrix decomposition) is named
+    in `uncounted`, never guessed.
 
     Args:
       fn: any function of arrays (pytrees of arrays) that JAX can trace. Other values belong in a closure.
@@ -110,6 +112,10 @@ def _equation(eqn: core.JaxprEqn) -> tuple[int, list[str]]:
         if estimate is None:
             return 0, [f"pallas_call {_kernel_name(params)} without a cost_estimate{_source(eqn)}"]
         return int(estimate.flops), []
+    if len(eqn.invars) > 1 and hasattr(_aval(eqn.invars[1]), "shape"):
+        flops = cudnn.traced_flops(name, params, *(_aval(var).shape for var in eqn.invars[:2]))
+        if flops is not None:
+            return flops, []
     if name == "shard_map":
         return _times(_num_shards(params), _walk(_open(params["jaxpr"])))
     if name == "xla_pmap":

@@ -36,10 +36,11 @@ class Attention(AttentionCallable):
 
     Attributes:
       causal: queries attend to no later position.
-      implementation: None for the best one that supports the call, "xla" for the tiled engine, "reference" for plain
-        dense arithmetic (it also supports forward-mode differentiation), "pallas" for the block-sparse kernels for
-        GPUs, "splash" for JAX's kernel for TPUs, "cudnn" for cuDNN's flash attention. A kernel that can't do a call or
-        is not on its platform raises NotImplementedError (`xformer.attention.kernels.interpreted` lets "pallas" and
+      implementation: None for the best one that supports the call (on accelerators a kernel that is known to be right;
+        `xformer check-device` checks and times them), "xla" for the tiled engine, "reference" for plain dense
+        arithmetic (it also supports forward-mode differentiation), "pallas" for the block-sparse kernels for GPUs,
+        "splash" for JAX's kernel for TPUs, "cudnn" for cuDNN's flash attention. A kernel that can't do a call or is not
+        on its platform raises NotImplementedError (`xformer.attention.kernels.interpreted` lets "pallas" and
         "splash" run on CPUs, right but slow).
     """
 

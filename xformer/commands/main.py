@@ -19,6 +19,7 @@ COMMANDS = {
     "inspect": "shapes, parameters, FLOPs and attention pattern of an experiment; trains nothing",
     "variants": "what every attention variant can do, what it costs, and which pairs it sees",
     "bench": "time and memory of attention against length",
+    "check-device": "checks and times the attention kernels on this machine's GPU or TPU, and keeps what it finds",
 }
 USAGE = """usage: xformer COMMAND [flags]      xformer COMMAND --help says which
 
@@ -48,7 +49,7 @@ def main() -> NoReturn:
         )
         sys.exit(2)
     sys.argv = [f"xformer {name}", *rest]  # argparse names the program by it
-    start.run(name)
+    start.run(name.replace("-", "_"))
 
 
 def usage() -> str:

@@ -180,11 +180,11 @@ def _local(
     first_query_tile = jax.lax.axis_index(AXIS) * shares.num_query_tiles
     first_key_tile: Array | int = 0
     if shares.halo is None:
-        fetch = functools.partial(_gather, length=kv_total)
+        get = functools.partial(_gather, length=kv_total)
     else:
-        fetch = functools.partial(_fetch, block=plan.kv_block, halo=shares.halo, shards=shares.num_shards)
+        get = functools.partial(fetch, block=plan.kv_block, halo=shares.halo, shards=shares.num_shards)
         first_key_tile = first_query_tile - shares.halo[0]
-    inputs = inputs._replace(key=fetch(inputs.key), value=fetch(inputs.value))
+    inputs = inputs._replace(key=get(inputs.key), value=get(inputs.value))
     controls = controls._replace(plan=plan, first_query_tile=first_query_tile, first_key_tile=first_key_tile)
     return attend_tiles((settings, kv_len if kv_total > kv_len else None), inputs, controls)
 
@@ -208,7 +208,7 @@ def _scatter(_: None, d_out: Array) -> tuple[Array]:
 _all_gather.defvjp(lambda x: (_all_gather(x), None), _scatter)
 
 
-def _fetch(x: Array, block: int, halo: tuple[int, int], shards: int) -> Array:
+def fetch(x: Array, block: int, halo: tuple[int, int], shards: int) -> Array:
     """A device's own keys or values with `halo` blocks of the devices before and after; zeros beyond the ends."""
     length = x.shape[1]
     parts = [x]

@@ -1,4 +1,9 @@
-"""Accelerator kernels behind the same call: what each can do, and which one a call gets."""
+"""Accelerator kernels behind the same call: what each can do, and which one a call gets.
+
+`device` describes the device, `tables` holds what `xformer check-device` found on it, `choice` decides where no
+implementation is named, `meshes` runs kernels on the shards of a mesh. `pallas` (through `triton`), `splash` and
+`cudnn` are the kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,16 @@ import contextvars
 from collections.abc import Iterator
 
 import jax
-from jax.extend import backend as backends
 
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.kernels import cudnn, pallas, splash
+from xformer.attention.kernels import choice, cudnn, meshes, pallas, splash, tables
+from xformer.attention.kernels.device import Device, aimed_at, present
 from xformer.attention.pattern import Pattern
+
+__all__ = ["KERNELS", "Device", "aimed_at", "attend", "choose", "interpreted"]
 
 KERNELS = {"pallas": pallas, "splash": splash, "cudnn": cudnn}
 PLATFORMS = {"pallas": "gpu", "splash": "tpu", "cudnn": "gpu"}
-# The first that can do a call where it is made is what `implementation=None` takes. A kernel joins once it has been
-# checked and timed on its platform (benchmarks/gpu_kernels.py); until then it runs when it is named.
-BEST: tuple[str, ...] = ()
 
 _interpreted = contextvars.ContextVar("interpreted", default=False)
 
@@ -52,12 +56,7 @@ def choose(
     """
     call = _in_one_dtype(inputs), controls, settings, pattern
     if implementation is None:
-        if with_lse:
-            return "xla"
-        if jax.sharding.get_abstract_mesh().size > 1:
-            return "xla"  # the compiler cuts up its products along a mesh in scope, a kernel it would only repeat
-        able = (name for name in BEST if not _absent(name) and not KERNELS[name].refusals(*call))
-        return next(able, "xla")
+        return "xla" if with_lse else _automatic(*call)
     if implementation in KERNELS:
         here = [] if anywhere or (_interpreted.get() and implementation != "cudnn") else _absent(implementation)
         reasons = here + KERNELS[implementation].refusals(*call)
@@ -68,13 +67,35 @@ def choose(
 
 
 def attend(implementation: str, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> jax.Array:
-    """A kernel's attention, `[batch, q_len, heads, head_dim]`.
+    """A kernel's attention, `[batch, q_len, heads, head_dim]`; on the shards of a mesh in scope, each its own.
 
     Padded keys and values, those of a mask `[batch, 1, 1, kv_len]`, are zeroed, so it does not matter what stands
     there. A NaN or infinity that only a pattern, a causal cut or segments hide can still reach queries of the same
     tile: kernels multiply it by a weight of zero.
     """
-    return KERNELS[implementation].attend(_in_one_dtype(inputs), controls, settings, pattern)
+    kernel, inputs = KERNELS[implementation], _in_one_dtype(inputs)
+    layout = meshes.layout(inputs, controls, pattern, kernel)
+    if layout is None:
+        return kernel.attend(inputs, controls, settings, pattern)
+    return meshes.attend(kernel, layout, inputs, controls, settings, pattern)
+
+
+def _automatic(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> str:
+    device, rule = present(), choice.rule()
+    if device.platform == "cpu" and rule.forced is None:
+        return "xla"
+    table = tables.current()
+    refusals = {
+        name: KERNELS[name].refusals(inputs, controls, settings, pattern)
+        + meshes.refusals(inputs, controls, pattern, KERNELS[name], device.count)
+        for name in choice.candidates(device, table)
+    }
+    chosen = choice.automatic(
+        device, table, rule, refusals, pattern=pattern, dtype=str(inputs.query.dtype), length=inputs.key.shape[1],
+        head_dim=inputs.query.shape[-1],
+    )  # fmt: skip
+    choice.announce(device, chosen, checked=table is not None)
+    return chosen.name
 
 
 def _in_one_dtype(inputs: Inputs) -> Inputs:
@@ -85,9 +106,9 @@ def _in_one_dtype(inputs: Inputs) -> Inputs:
 
 def _absent(name: str) -> list[str]:
     """Why a kernel can't run on this machine."""
-    here = jax.default_backend()
-    if here != PLATFORMS[name]:
-        return [f"it needs a {PLATFORMS[name].upper()}, JAX computes on the {here.upper()} here"]
-    if name == "cudnn" and "cuda" not in backends.get_backend().platform_version:
+    here = present()
+    if here.platform != PLATFORMS[name]:
+        return [f"it needs a {PLATFORMS[name].upper()}, JAX computes on the {here.platform.upper()} here"]
+    if name == "cudnn" and here.capability is None:
         return ["it needs an NVIDIA GPU"]
     return []

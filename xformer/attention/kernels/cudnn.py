@@ -6,6 +6,7 @@ so a padding mask is honoured by moving the real keys to the front.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -17,6 +18,8 @@ from xformer.attention.kernels.tile_lists import num_tiles
 from xformer.attention.pattern import And, Causal, Full, Pattern, Window
 
 Array = jax.Array
+CUTS_ITSELF, TAKES_OFFSETS = True, False  # what `kernels.meshes` needs to know
+TILES = ()  # cuDNN chooses its own
 
 
 def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> list[str]:
@@ -57,11 +60,40 @@ def flops(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> int:
     return 4 * num_tiles(pattern, q_len, kv_len, q_block, kv_block) * q_block * kv_block * head_dim
 
 
+def traced_flops(name: str, params: Mapping[str, Any], query: tuple[int, ...], key: tuple[int, ...]) -> int | None:
+    """FLOPs of a call to cuDNN as JAX traces it; None for any other primitive.
+
+    Two matrix products forward and five backward, where the scores are computed once more, of tiles as in `flops`.
+
+    Args:
+      name, params: of the primitive.
+      query, key: shapes of its first two operands, `[batch, length, heads, head_dim]`.
+    """
+    products = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}.get(name)
+    if products is None or params.get("layout") != 0 or len(query) != 4:
+        return None
+    causal, window = "CAUSAL" in str(params.get("mask_type")), params.get("sliding_window_length")
+    pattern: Pattern = Causal() if causal else Full()
+    if causal and window is not None:
+        pattern = Window(int(window) - 1, 0) & Causal()
+    batch, q_len, heads, head_dim = query
+    return batch * heads * flops(pattern, q_len, key[1], head_dim) * products // 2
+
+
+def plan(pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int) -> None:
+    """cuDNN has none."""
+
+
+def by_head(tiles: None, num_heads: int) -> None:
+    """No array has an entry for each head."""
+
+
 def attend(
     inputs: Inputs,
     controls: Controls,
     settings: Settings,
     pattern: Pattern,
+    tiles: None = None,
     *,
     backend: Literal["cudnn", "xla"] = "cudnn",
 ) -> Array:

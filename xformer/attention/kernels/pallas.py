@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,10 +11,12 @@ import jax.numpy as jnp
 
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.tile_plan import round_up
+from xformer.attention.kernels import tables
 from xformer.attention.kernels.tile_lists import TileLists, make_tile_lists, num_tiles, unit
 from xformer.attention.pattern import Pattern
 
 Array = jax.Array
+CUTS_ITSELF, TAKES_OFFSETS = False, True  # what `kernels.meshes` needs to know
 MAX_HEAD_DIM = 256  # a tile of keys and one of values must fit a processor's shared memory
 
 
@@ -27,12 +30,14 @@ def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pa
     return reasons + common_refusals(inputs, controls, settings)
 
 
-def common_refusals(inputs: Inputs, controls: Controls, settings: Settings, *, slopes: bool = True) -> list[str]:
-    """What no kernel here does, and with `slopes=False` no ALiBi either."""
+def common_refusals(
+    inputs: Inputs, controls: Controls, settings: Settings, *, slopes: bool = True, softcap: bool = False
+) -> list[str]:
+    """What no kernel here does; with `slopes=False` no ALiBi either, with `softcap=True` a soft cap is fine."""
     reasons, relative = [], inputs.relative
     if inputs.bias is not None:
         reasons.append("it reads no bias")
-    if settings.softcap is not None:
+    if settings.softcap is not None and not softcap:
         reasons.append("it has no softcap")
     if inputs.sinks is not None:
         reasons.append("it has no sinks")
@@ -62,12 +67,33 @@ def padded_depth(head_dim: int) -> int:
 
 
 def tile_sizes(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> tuple[int, int]:
-    """Query and key tile, in tokens: as large as shared memory suits, dividing the pattern's blocks if they let it."""
+    """Query and key tile, in tokens: as large as shared memory suits, dividing the pattern's blocks if they let it.
+
+    Those that were fastest on this device, where that was measured.
+    """
     most = 128 if padded_depth(head_dim) <= 64 else 64 if padded_depth(head_dim) <= 128 else 32
+    sizes = tables.tiles("pallas", pattern, kv_len, head_dim) or (most, min(most, 64))
     block = unit(pattern)
     if block is not None and block % 16 == 0:
-        most = min(most, block & -block)
-    return tuple(min(size, padded_depth(length)) for size, length in ((most, q_len), (min(most, 64), kv_len)))  # type: ignore
+        sizes = min(sizes[0], block & -block), min(sizes[1], block & -block)
+    return min(sizes[0], padded_depth(q_len)), min(sizes[1], padded_depth(kv_len))
+
+
+TILES = ((128, 64), (64, 64), (128, 128), (64, 32), (128, 32), (32, 32))  # that the check of a device times
+
+
+def plan(pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int) -> TileLists:
+    """The lists of tiles of a call, those of heads that differ by head."""
+    q_block, kv_block = tile_sizes(pattern, q_len, kv_len, head_dim)
+    return make_tile_lists(pattern, q_len, kv_len, q_block, kv_block, offset)
+
+
+def by_head(lists: TileLists, num_heads: int) -> Any:
+    """Which arrays of a plan have an entry for each head, as a tree of bools."""
+    each = lambda x: jax.tree.map(lambda _: lists.by_query.heads == num_heads > 1, x)
+    return dataclasses.replace(
+        lists, by_query=each(lists.by_query), by_key=each(lists.by_key), bank=jax.tree.map(lambda _: False, lists.bank)
+    )
 
 
 def flops(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> int:
@@ -77,16 +103,18 @@ def flops(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> int:
     return 4 * tiles * q_block * kv_block * padded_depth(head_dim)
 
 
-def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> Array:
-    """Attention `[batch, q_len, heads, head_dim]` in the query's dtype."""
+def attend(
+    inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern, lists: TileLists | None = None
+) -> Array:
+    """Attention `[batch, q_len, heads, head_dim]` in the query's dtype; `lists` is a `plan`, of some heads maybe."""
     from xformer.attention.kernels.triton import Extras, Static  # Pallas takes a while to import
 
     q_len, head_dim = inputs.query.shape[1::3]
     kv_len, offset = inputs.key.shape[1], controls.offset
     assert isinstance(offset, int)
-    q_block, kv_block = tile_sizes(pattern, q_len, kv_len, head_dim)
-    lists = make_tile_lists(pattern, q_len, kv_len, q_block, kv_block, offset)
-    q_pad, kv_pad = round_up(q_len, q_block) - q_len, round_up(kv_len, kv_block) - kv_len
+    if lists is None:
+        lists = plan(pattern, q_len, kv_len, offset, inputs.query.shape[2] * inputs.query.shape[3], head_dim)
+    q_pad, kv_pad = round_up(q_len, lists.q_block) - q_len, round_up(kv_len, lists.kv_block) - kv_len
     depth_pad = padded_depth(head_dim) - head_dim
     query, key, value = (
         jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, depth_pad)))

@@ -7,6 +7,7 @@ give zeros, and zero gradients. On CPUs the kernel runs in Pallas's interpreter.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,15 +17,29 @@ import numpy as np
 
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.tile_plan import ceil_div, round_up
+from xformer.attention.kernels import tables
 from xformer.attention.kernels.pallas import common_refusals, key_padding, merge_heads
-from xformer.attention.kernels.tile_lists import num_tiles
+from xformer.attention.kernels.tile_lists import TileLists, make_tile_lists, num_tiles, unit
 from xformer.attention.pattern import Pattern
-from xformer.attention.spans import expand
 
 Array = jax.Array
+CUTS_ITSELF, TAKES_OFFSETS = False, True  # what `kernels.meshes` needs to know
 LANES = 128  # the kernel's blocks are multiples of a TPU's vector lanes
+MAX_ENTRIES = 2**18  # of a list of blocks, by head: a kernel reads them from a TPU's small scalar memory
 SINK = -1e30  # below any score, above the kernel's own mask value of about -2.4e38
 NO_KEY, NO_QUERY = np.iinfo(np.int32).min, np.iinfo(np.int32).min + 1  # segments of padding, ids no caller uses
+
+
+_LISTS = ("data_next", "mask_next", "block_mask")  # of the kernel's mask info, `[heads or 1, ...]`
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["infos"], meta_fields=["options"])
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A splash kernel: which blocks its passes visit, as arrays, and its options by name."""
+
+    infos: tuple[Any, Any, Any]
+    options: tuple[tuple[str, Any], ...]
 
 
 def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> list[str]:
@@ -34,27 +49,66 @@ def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pa
         reasons.append(f"computes in float32 or bfloat16, got {inputs.query.dtype}")
     if inputs.query.shape[-1] % 64:
         reasons.append(f"head_dim must be a multiple of 64, got {inputs.query.shape[-1]}")
-    return reasons + common_refusals(inputs, controls, settings, slopes=False)
+    (q_len, head_dim), kv_len = inputs.query.shape[1::3], inputs.key.shape[1]
+    q_block, kv_block = blocks(pattern, q_len, kv_len, head_dim)
+    heads = len(pattern.allows(np.zeros(1, np.int64), np.zeros(1, np.int64)))
+    if (entries := heads * ceil_div(q_len, q_block) * ceil_div(kv_len, kv_block)) > MAX_ENTRIES:
+        reasons.append(f"its lists of blocks would have {entries:,} entries, above {MAX_ENTRIES:,}")
+    return reasons + common_refusals(inputs, controls, settings, slopes=False, softcap=True)
 
 
-def block(length: int) -> int:
-    """Query or key block, in tokens, for a length."""
-    return min(round_up(length, LANES), 512 if length >= 4096 else LANES)
+def blocks(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> tuple[int, int]:
+    """Query and key block, in tokens; those that were fastest on this device, where that was measured."""
+    size = tables.tiles("splash", pattern, kv_len, head_dim) or (512, 512)
+    own = unit(pattern)
+    if own is not None:  # larger ones would hold parts of most of the pattern's own blocks
+        most = max(own & -own, LANES)
+        size = min(size[0], most), min(size[1], most)
+    elif kv_len < 4096 and tables.tiles("splash", pattern, kv_len, head_dim) is None:
+        size = LANES, LANES
+    q_block, kv_block = (
+        min(round_up(x, LANES), round_up(n, LANES)) for x, n in zip(size, (q_len, kv_len), strict=True)
+    )
+    return q_block, kv_block
+
+
+TILES = ((128, 128), (256, 256), (512, 512), (1024, 512), (512, 1024), (1024, 1024))  # that the check times
 
 
 def flops(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> int:
     """Of one head's forward pass, padding counted as executed."""
-    q_block, kv_block = block(q_len), block(kv_len)
+    q_block, kv_block = blocks(pattern, q_len, kv_len, head_dim)
     return 4 * num_tiles(pattern, q_len, kv_len, q_block, kv_block) * q_block * kv_block * head_dim
 
 
-def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> Array:
-    """Attention `[batch, q_len, heads, head_dim]` in the query's dtype."""
+def plan(pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int) -> Kernel:
+    """The kernel of a pattern, whose blocks are listed by head."""
+    sizes = blocks(pattern, q_len, kv_len, head_dim)
+    return _kernel(pattern, q_len, kv_len, *sizes, offset, num_heads)
+
+
+def by_head(kernel: Kernel, num_heads: int) -> Any:
+    """Which arrays of a plan have an entry for each head, as a tree of bools."""
+    lists = lambda info: info._replace(
+        **{
+            name: None if (x := getattr(info, name)) is None else name in _LISTS and x.shape[0] == num_heads > 1
+            for name in info._fields
+        }
+    )
+    return Kernel(tuple(lists(info) for info in kernel.infos), kernel.options)
+
+
+def attend(
+    inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern, kernel: Kernel | None = None
+) -> Array:
+    """Attention `[batch, q_len, heads, head_dim]` in the query's dtype; `kernel` is a `plan`, of some heads maybe."""
     q_len, kv_len, offset = inputs.query.shape[1], inputs.key.shape[1], controls.offset
     assert isinstance(offset, int)
     query, key, value = merge_heads(inputs, controls.mask)
-    batch, _, heads, _ = query.shape
-    q_block, kv_block = block(q_len), block(kv_len)
+    batch, _, heads, head_dim = query.shape
+    if kernel is None:
+        kernel = plan(pattern, q_len, kv_len, offset, heads, head_dim)
+    q_block, kv_block = dict(kernel.options)["block_sizes"].block_q, dict(kernel.options)["block_sizes"].block_kv
     pads = round_up(q_len, q_block) - q_len, round_up(kv_len, kv_block) - kv_len
     by_head = lambda x, pad: jnp.moveaxis(jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))), 2, 1)
     # The kernel does not scale.
@@ -74,68 +128,68 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
         )
         q_ids, kv_ids = fill(q_ids, pads[0], NO_QUERY), fill(kv_ids, pads[1], NO_KEY)
 
-    kernel = _kernel(pattern, q_len, kv_len, *pads, offset, heads)
-    on = lambda interpret: lambda *arrays: _run(kernel, interpret, *arrays)
-    out = jax.lax.platform_dependent(query, key, value, q_ids, kv_ids, cpu=on(True), default=on(False))
+    on = lambda interpret: functools.partial(_run, interpret, settings.softcap)
+    out = jax.lax.platform_dependent(kernel, query, key, value, q_ids, kv_ids, cpu=on(True), default=on(False))
     return jnp.moveaxis(out, 1, 2)[:, :q_len]
 
 
-def _run(kernel: Any, interpret: bool, query: Array, key: Array, value: Array, q_ids: Any, kv_ids: Any) -> Array:
+def _run(
+    interpret: bool, softcap: float | None, kernel: Kernel, query: Array, key: Array, value: Array, q_ids: Any,
+    kv_ids: Any,
+) -> Array:  # fmt: skip
     from jax.experimental.pallas.ops.tpu import splash_attention
 
-    kernel = type(kernel)(
-        kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info, **kernel.kwargs | {"interpret": interpret}
-    )
+    own = {"interpret": interpret, "attn_logits_soft_cap": softcap}
+    made = splash_attention.splash_attention_kernel.SplashAttentionKernel(*kernel.infos, **dict(kernel.options) | own)
     sinks = jnp.full(query.shape[1], SINK, jnp.float32)
 
     def one(query: Array, key: Array, value: Array, q_ids: Any, kv_ids: Any) -> Array:
         ids = None if q_ids is None else splash_attention.SegmentIds(q_ids, kv_ids)
-        return kernel(query, key, value, segment_ids=ids, sinks=sinks)
+        out: Any = made(query, key, value, segment_ids=ids, sinks=sinks)
+        return out
 
     return jax.vmap(one)(query, key, value, q_ids, kv_ids)
 
 
-@functools.lru_cache(maxsize=256)
-def _held(pattern: Pattern, q_first: int, q_last: int, kv_block: int, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which key blocks hold some pair, and which all, of queries at `[q_first, q_last)`; bool `[heads or 1, n]`."""
-    some, every = pattern.spans(np.asarray([q_first]), np.asarray([q_last - 1]))
-    out = []
-    for spans in (some.touched(kv_block, kv_len), every.covered(kv_block, kv_len)):
-        held = np.zeros((spans.first.shape[0], ceil_div(kv_len, kv_block)), bool)
-        held[expand(spans)] = True
-        out.append(held)
-    return out[0], out[1]
+def _tests(lists: TileLists) -> np.ndarray:
+    """For every block of every head its index in the bank of pairs, 0 for all pairs and 1 for none.
+
+    int32 `[heads or 1, query blocks, key blocks]`.
+    """
+    side = lists.by_query
+    lines = side.order.shape[1]
+    tests = np.ones((side.heads, lines, lists.by_key.order.shape[1]), np.int32)
+    for head in range(side.heads):
+        starts = side.starts[head]
+        line = np.repeat(np.arange(lines), np.diff(starts))
+        tests[head, line, side.tiles[head, : starts[-1]]] = side.tests[head, : starts[-1]]
+    return tests
 
 
 @functools.lru_cache(maxsize=64)
-def _kernel(pattern: Pattern, q_len: int, kv_len: int, q_pad: int, kv_pad: int, offset: int, heads: int) -> Any:
+def _kernel(pattern: Pattern, q_len: int, kv_len: int, q_block: int, kv_block: int, offset: int, heads: int) -> Kernel:
     """The kernel for a pattern, whose mask is worked out block by block."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
+    lists = make_tile_lists(pattern, q_len, kv_len, q_block, kv_block, offset)
+    tests = _tests(lists)
+    pairs = [np.full((q_block, kv_block), whole) for whole in (True, False)]
+    if lists.bank is not None:
+        pairs += list(lists.bank[2:] != 0)
+
     class PatternMask(splash_attention_mask.Mask):
-        """One head of a pattern; places past the lengths attend as the pattern says, segments cut them off."""
+        """One head of a pattern, read block by block; segments cut off places past the lengths."""
 
         def __init__(self, head: int) -> None:
             self.head = head
 
         @property
         def shape(self) -> tuple[int, int]:
-            return q_len + q_pad, kv_len + kv_pad
+            return tests.shape[1] * q_block, tests.shape[2] * kv_block
 
         def __getitem__(self, index: Any) -> np.ndarray:
-            (q_first, q_last), (k_first, k_last) = (
-                (part.start or 0, size if part.stop is None else part.stop)
-                for part, size in zip(index, self.shape, strict=True)
-            )
-            some, every = (
-                bool(held[min(self.head, len(held) - 1), k_first // (k_last - k_first)])
-                for held in _held(pattern, q_first + offset, q_last + offset, k_last - k_first, self.shape[1])
-            )
-            shape = q_last - q_first, k_last - k_first
-            if every or not some:
-                return np.full(shape, every, bool)
-            allowed = pattern.allows(np.arange(q_first, q_last) + offset, np.arange(k_first, k_last))
-            return np.broadcast_to(allowed[min(self.head, len(allowed) - 1)], shape)
+            row, column = ((part.start or 0) // size for part, size in zip(index, (q_block, kv_block), strict=True))
+            return pairs[tests[self.head, row, column]]
 
         def __eq__(self, other: object) -> bool:
             return isinstance(other, PatternMask) and self.head == other.head
@@ -143,17 +197,17 @@ def _kernel(pattern: Pattern, q_len: int, kv_len: int, q_pad: int, kv_pad: int, 
         def __hash__(self) -> int:
             return hash((pattern, self.head, self.shape))
 
-    shared = len(pattern.allows(np.zeros(1, np.int64), np.zeros(1, np.int64))) == 1
-    masks = [PatternMask(0 if shared else head) for head in range(heads)]
-    q_block, kv_block = block(q_len), block(kv_len)
+    masks = [PatternMask(head % len(tests)) for head in range(heads)]
     sizes = splash_attention_kernel.BlockSizes(
         block_q=q_block, block_kv=kv_block, block_kv_compute=kv_block, block_q_dkv=q_block, block_kv_dkv=kv_block,
         block_kv_dkv_compute=kv_block, block_q_dq=q_block, block_kv_dq=kv_block,
     )  # fmt: skip
     with jax.ensure_compile_time_eval():  # the kernel is kept, so it must hold arrays and no tracers
-        return splash_attention_kernel.make_splash_mha(
+        made = splash_attention_kernel.make_splash_mha(
             splash_attention_mask.MultiHeadMask(masks),
             block_sizes=sizes,
             head_shards=1,
             q_seq_shards=1,
         )
+    infos = made.fwd_mask_info, made.dq_mask_info, made.dkv_mask_info
+    return Kernel(infos, tuple(sorted(made.kwargs.items(), key=lambda item: item[0])))

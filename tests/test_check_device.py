@@ -1,0 +1,217 @@
+"""`xformer check-device`: a wrong kernel is caught, said, and never chosen; what is right is timed and kept."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import pytest
+
+from xformer.attention import Full, Window
+from xformer.attention.kernels import Device, aimed_at, choice, launch, pallas, splash, tables
+from xformer.attention.kernels.tables import Table, Timing
+from xformer.bench import device_check, device_times, timing
+from xformer.bench.device_check import Case
+from xformer.commands import check_device, cli
+
+CARD = Device("gpu", "NVIDIA H100 80GB HBM3", "cuda 12090", (9, 0))
+QUICK = {
+    "pallas": [Case("full, padded", Full(), 35, "float32", 16, 2, 2, real=(30, 0)),
+               Case("causal, segments", Full(causal=True), 35, "float32", 16, 2, 2, segments=True)],
+    "splash": [Case("full", Full(), 100, "float32", 64, 1, 1)],
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "own"))
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    tables.find.cache_clear()
+    jax.clear_caches()
+    yield tmp_path / "own"
+    tables.find.cache_clear()
+    jax.clear_caches()  # what was traced with a wrong kernel
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Few checks instead of all."""
+    check_all = functools.partial(device_check.check_all, cases=lambda kernel, tiny: QUICK[kernel])
+    monkeypatch.setattr(device_check, "check_all", check_all)
+
+
+def shifted(forward):
+    """A forward pass whose output is half a percent too large; the backward pass is right."""
+
+    def wrong(*arguments):
+        out, lse = forward(*arguments)
+        return out * 1.005, lse
+
+    return wrong
+
+
+def without_key(backward):
+    """A backward pass that forgets a part of the gradient of the keys."""
+
+    def wrong(*arguments):
+        d_query, d_key, d_value = backward(*arguments)
+        return d_query, d_key.at[:, 7].set(0), d_value
+
+    return wrong
+
+
+def leaking(key_padding):
+    """Padding that is attended."""
+    return lambda mask, kv_len: None
+
+
+def ran(argv):
+    return cli.exit_code(check_device.command, argv)
+
+
+def said(capsys):
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "spoil", "word"),
+    [
+        (launch, "forward", shifted, "output"),
+        (launch, "backward", without_key, "gradient of key"),
+        (pallas, "key_padding", leaking, "full, padded"),
+    ],
+    ids=["output", "gradient", "padding"],
+)
+def test_a_wrong_kernel_is_caught_and_never_chosen(module, name, spoil, word, quick, monkeypatch, capsys, own_folder):
+    """In interpret mode. With what was found a card would not get the wrong kernel, fast as it is."""
+    monkeypatch.setattr(check_device, "INTERPRETED", ("pallas",))
+    monkeypatch.setattr(module, name, spoil(getattr(module, name)))
+    assert ran(["--interpret"]) == 1
+    out, err = said(capsys)
+    assert "pallas: FAILED" in out and word in out
+    assert err.splitlines()[-1].startswith("error: pallas failed the check and will not be chosen")
+    (path,) = own_folder.glob("*.json")
+    found = tables.parse(json.loads(path.read_text()), str(path))
+    assert not found.passed and {*found.failed} == {"pallas"} and not found.timings
+    of_card = dataclasses.replace(
+        found, device=CARD.key, timings=(Timing("full", "float32", 512, 64, {"pallas": 1.0, "xla": 2.0}),)
+    )
+    facts = {"pattern": Full()._pattern(512, 1), "dtype": "float32", "length": 512, "head_dim": 64}
+    right = dataclasses.replace(of_card, passed=frozenset({"pallas"}), failed={})
+    for table, runs in ((of_card, "xla"), (right, "pallas")):
+        assert choice.automatic(CARD, table, choice.Rule(), {"cudnn": ["float32"]}, **facts).name == runs
+    assert choice.automatic(CARD, of_card, choice.Rule("pallas"), {}, **facts).name == "xla"
+
+
+def test_right_kernels_pass(quick, capsys, own_folder):
+    assert ran(["--interpret"]) == 0
+    out, err = said(capsys)
+    assert "pallas: passed every check" in out and "splash: passed every check" in out
+    assert err.count("): error") + err.count(": error ") == 3  # progress: a line for each check
+    (path,) = own_folder.glob("*.json")
+    assert json.loads(path.read_text())["device"]["jax"] == jax.__version__
+    assert not list(own_folder.glob("*.tmp"))
+
+
+def test_a_kernel_that_raises_failed_and_one_that_was_not_checked_through_has_not_passed(monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("out of\nregisters")
+
+    monkeypatch.setattr(launch, "forward", broken)
+    lines = []
+    table = device_check.check_all(["pallas"], lines.append, cases=lambda *_: QUICK["pallas"])
+    assert table.failed["pallas"].startswith("2 of 2 checks, first full, padded: out of registers")
+    table = device_check.check_all(["pallas"], lines.append, seconds=0, cases=lambda *_: QUICK["pallas"])
+    assert not table.passed and not table.failed
+    assert "2 of 2 checks left out" in lines[-1]
+
+
+def test_without_an_accelerator_there_is_nothing_to_time(capsys, own_folder):
+    assert ran([]) == 0
+    out, _ = said(capsys)
+    assert "xla" in out and "--interpret" in out and not own_folder.exists()
+
+
+def test_flags_are_checked(capsys):
+    for argv, words in (
+        (["--seconds=0"], "--seconds: got '0', takes a positive number"),
+        (["--tiny"], "no such flag"),
+        (["--config.a=1"], "takes no config"),
+    ):
+        assert ran(argv) == 2
+        assert words in said(capsys)[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kernel", ["pallas", "splash"])
+def test_every_check_is_passed_in_the_interpreter(kernel):
+    lines = []
+    table = device_check.check_all([kernel], lines.append, tiny=True)
+    assert table.passed == {kernel}, lines
+    assert len(lines) == len(device_check.cases(kernel, True))
+
+
+def test_the_checks_cover_what_a_call_can_be():
+    for kernel in ("pallas", "splash", "cudnn"):
+        for tiny in (True, False):
+            found = device_check.cases(kernel, tiny)
+            assert len({case.name for case in found}) == len(found)
+            assert any(case.length % 2 for case in found) and any(case.real for case in found)
+            assert any(case.op.causal for case in found) and len({case.dtype for case in found}) > 1
+            assert any(case.kv_heads < case.heads for case in found)
+    names = {type(case.op.position).__name__ for case in device_check.cases("pallas", True)}
+    assert {"ALiBi", "Rotary"} <= names
+
+
+def test_times_are_kept_with_the_tiles_that_were_fastest(monkeypatch):
+    """On a device nobody has, with a clock of its own: candidates are compiled with their tiles and compared."""
+    monkeypatch.setattr(pallas, "TILES", ((16, 32), (32, 16)))
+    monkeypatch.setattr(device_times, "OPS", {"full": lambda length: Full()})
+    monkeypatch.setattr(device_times, "TOKENS", 64)
+    monkeypatch.setattr(device_times, "HEADS", 1)
+    made = []
+    forward = launch.forward
+    monkeypatch.setattr(launch, "forward", lambda static, lists, *rest: (
+        made.append((lists.q_block, lists.kv_block)), forward(static, lists, *rest))[1])  # fmt: skip
+
+    def clock(calls, rounds):
+        fastest = {"xla": 5.0, "pallas": 4.0, "pallas 16 x 32": 2.0, "pallas 32 x 16": 3.0}
+        assert {*calls} == {*fastest}
+        return {name: [fastest[name]] * 3 for name in calls}
+
+    monkeypatch.setattr(timing, "in_turn", clock)
+    lines, kept = [], []
+    place = device_times.Place("full", "float32", 64, 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xformer.attention.kernels._absent", lambda name: [])
+        (found,) = device_times.measure(["pallas"], 60, lines.append, kept.append, [place])
+    assert found == Timing("full", "float32", 64, 16, {"pallas": 2.0, "xla": 5.0}, {"pallas": (16, 32)})
+    assert {(16, 32), (32, 16)} <= {*made}
+    assert kept == [(found,)] and "pallas 16 x 32 2e+03 ms" in lines[-1]
+    table = Table(CARD.key, frozenset({"pallas"}), timings=(found,))
+    assert tables.parse(json.loads(json.dumps(table.as_json())), "here") == dataclasses.replace(table, source="here")
+    with tables.using(table):
+        assert pallas.tile_sizes(Full()._pattern(64, 1), 64, 64, 16) == (16, 32)
+    text = "\n".join(check_device.report(CARD, table, ["cudnn", "pallas"], "here"))
+    assert "full float32 64 x 16: pallas, the fastest of pallas 16 x 32" in text
+    assert "cudnn: not every check was run" in text
+
+
+def test_a_budget_that_is_over_leaves_out_cases():
+    lines = []
+    assert device_times.measure(["pallas"], 1e-9, lines.append) == ()
+    assert f"{len(list(device_times.places()))} of {len(list(device_times.places()))} cases" in lines[-1]
+
+
+def test_measured_tiles_suit_blocks_and_lengths():
+    """Tiles never straddle blocks without need, nor outgrow the length; splash's are whole lanes."""
+    timings = tuple(Timing(kind, "bfloat16", 4096, 64, {}, {"pallas": (128, 128), "splash": (1024, 512)})
+                    for kind in tables.PATTERNS)  # fmt: skip
+    with aimed_at(CARD), tables.using(Table(CARD.key, timings=timings)):
+        blocks = Window(3, 3)._pattern(4096, 1)
+        assert pallas.tile_sizes(blocks, 4096, 4096, 64) == (128, 128)
+        assert pallas.tile_sizes(blocks, 20, 4096, 64) == (32, 128)
+        assert splash.blocks(blocks, 4096, 4096, 64) == (1024, 512)
+        assert splash.blocks(blocks, 200, 4096, 64) == (256, 512)
+    assert splash.blocks(blocks, 200, 4096, 64) == (128, 512)
