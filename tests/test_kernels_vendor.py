@@ -36,6 +36,7 @@ def same(run, want, call, dtype, tolerance):
 
 SPLASH = {
     "window": (Window(left=9, right=2), {"mask": padding([30, 0], 45)}, {}, jnp.float32),
+    "softcap": (Full(causal=True), {"softcap": 1.5}, {"batch": 1}, jnp.float32),
     "segments": (Full(causal=True), {"segment_ids": np.repeat([[0, 1, 1], [3, 2, 3]], 15, axis=1)}, {}, jnp.float32),
     "bigbird": (BigBird(block_size=64, num_random_blocks=1, num_window_blocks=1, num_global_blocks=1, causal=True), {},
                 {"q_len": 200, "batch": 1}, jnp.bfloat16),

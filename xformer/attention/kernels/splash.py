@@ -59,13 +59,12 @@ def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pa
 
 def blocks(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> tuple[int, int]:
     """Query and key block, in tokens; those that were fastest on this device, where that was measured."""
-    size = tables.tiles("splash", pattern, kv_len, head_dim) or (512, 512)
+    default = tuple(512 if length >= 4096 else LANES for length in (q_len, kv_len))
+    size = tables.tiles("splash", pattern, kv_len, head_dim) or default
     own = unit(pattern)
     if own is not None:  # larger ones would hold parts of most of the pattern's own blocks
         most = max(own & -own, LANES)
         size = min(size[0], most), min(size[1], most)
-    elif kv_len < 4096 and tables.tiles("splash", pattern, kv_len, head_dim) is None:
-        size = LANES, LANES
     q_block, kv_block = (
         min(round_up(x, LANES), round_up(n, LANES)) for x, n in zip(size, (q_len, kv_len), strict=True)
     )
