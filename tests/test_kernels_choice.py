@@ -8,6 +8,7 @@ import json
 import logging
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -22,6 +23,7 @@ from xformer.attention import ALiBi, BigBird, Full, Longformer, Shape, Shaw, Win
 from xformer.attention.kernels import KERNELS as KERNEL_MODULES
 from xformer.attention.kernels import Device, aimed_at, choice, tables
 from xformer.attention.kernels.tables import Table, Timing
+from xformer.commands import run
 
 H100 = Device("gpu", "NVIDIA H100 80GB HBM3", "cuda 12090", (9, 0))
 V100 = Device("gpu", "Tesla V100", "cuda 12090", (7, 0))
@@ -159,6 +161,48 @@ def test_meshes_that_kernels_follow():
     assert chosen(Full(), dataclasses.replace(H100, count=8)) == "cudnn"
     manual = mesh("data", kind=jax.sharding.AxisType.Manual)
     assert chosen(Full(), eight, mesh=manual) == "splash"
+
+
+def test_a_shard_map_that_checks_what_varies_gets_the_engine():
+    """Kernels do not say what varies; without the check they run on the shards. Numbers are what they were."""
+    seen = jnp.arange(4 * 16 * 2 * 64, dtype=jnp.float32).reshape(4, 16, 2, 64) / 1e4
+    sharding = jax.sharding.PartitionSpec("data")
+    runs = {}
+    for check in (True, False):
+        chose = []
+
+        def attend(x, chose=chose):
+            with pytest.MonkeyPatch.context() as patch:
+                fake = lambda inputs, *rest: chose.append("splash") or jnp.zeros_like(inputs.query[:, :, :, 0])
+                patch.setattr(KERNEL_MODULES["splash"], "attend", fake)
+                return Full()(x, x, x)
+
+        with aimed_at(TPU):
+            mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+            jax.eval_shape(
+                jax.shard_map(attend, mesh=mesh, in_specs=sharding, out_specs=sharding, check_vma=check), seen
+            )
+        runs[check] = chose
+    assert runs == {True: [], False: ["splash"]}
+
+
+def test_half_precision_is_recommended_where_a_device_is_made_for_it(monkeypatch, capsys, tmp_path):
+    assert [device.made_for_half for device in (H100, V100, MI300, TPU, CPU)] == [True, False, False, True, False]
+    settings = types.SimpleNamespace(config=types.SimpleNamespace(train=types.SimpleNamespace(dtype="float32")))
+    settings.trainer = lambda *_, **__: types.SimpleNamespace(fit=lambda: {"name": "a", "test": {}})
+    monkeypatch.setattr(run, "load_experiment", lambda *_: settings)
+    monkeypatch.setattr(run, "as_json", lambda config: {})
+    for device, dtype, said in ((H100, "float32", 1), (H100, "bfloat16", 0), (V100, "float32", 0)):
+        settings.config.train.dtype = dtype
+        with aimed_at(device):
+            run.command(["--config=demo", f"--workdir={tmp_path}"])
+        assert capsys.readouterr().err.count("train.dtype=bfloat16") == said
+
+
+def test_what_the_environment_asks_for_in_vain_is_said_on_a_cpu_too(monkeypatch, caplog):
+    monkeypatch.setenv(choice.VARIABLE, "pallas")
+    chosen(Full(), CPU)
+    assert "pallas, which XFORMER_IMPLEMENTATION asks for, cannot do the call: there is none for cpu" in caplog.text
 
 
 # Tables in files.

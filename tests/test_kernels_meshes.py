@@ -84,6 +84,19 @@ def test_in_pmap_each_device_has_its_own():
     np.testing.assert_allclose(got[:, 0], want, rtol=2e-5, atol=2e-5)
 
 
+def test_arrays_on_explicit_axes():
+    """The output lies as the query does."""
+    call = arrays(4, 30, 2, 2, 8)
+    op = Window(left=9, right=3, implementation="pallas")
+    want = dataclasses.replace(op, implementation="reference")(*call[:3])
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    placed = [jax.device_put(x, NamedSharding(mesh, P("data", None, "tensor"))) for x in call[:3]]
+    with interpreted():
+        out = jax.jit(lambda *x: op(*x))(*placed)
+    assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("data", None, "tensor")), 4)
+    np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-5)
+
+
 COLLECTIVES = ("all-gather", "all-to-all", "all-reduce", "collective-permute", "reduce-scatter")
 
 

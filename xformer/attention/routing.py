@@ -17,7 +17,7 @@ from xformer.attention.dtypes import exact
 from xformer.attention.engine.operands import CodePairs, Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import merge_heads
 from xformer.attention.engine.tile_plan import TilePlan, ceil_div, round_up
-from xformer.attention.engine.tile_policy import MAX_TILE, even_block
+from xformer.attention.engine.tile_policy import even_block, largest_tile
 from xformer.attention.interface import CONSTANTS
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
@@ -167,7 +167,7 @@ class Routing(ChosenPairs):
 
     def _plan(self, q_len: int, kv_len: int) -> TilePlan:
         sizes = [min(self.window, length) for length in (q_len, kv_len)]
-        q_block, kv_block = (even_block(size, most) for size, most in zip(sizes, MAX_TILE, strict=True))
+        q_block, kv_block = (even_block(size, most) for size, most in zip(sizes, largest_tile(), strict=True))
         every = np.arange(ceil_div(sizes[1], kv_block))[None]
         return list_plan(np.broadcast_to(every, (ceil_div(sizes[0], q_block), every.size)), q_block, kv_block)
 

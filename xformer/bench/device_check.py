@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention import ALiBi, Attention, BigBird, Full, Longformer, Rotary, Window
+from xformer.attention.device import present
 from xformer.attention.kernels import interpreted, tables
-from xformer.attention.kernels.device import present
 from xformer.attention.kernels.tables import Table
 from xformer.bench.jax_contenders import with_gradients
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from xformer.attention.device import Device, present
 from xformer.attention.kernels import choice, tables
-from xformer.attention.kernels.device import Device, present
 from xformer.attention.kernels.tables import Table
 from xformer.bench import device_check, device_times
 from xformer.commands import cli

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.device import present
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.backward import Given, backward, gradients, zeros
 from xformer.attention.engine.forward import forward
@@ -23,6 +24,8 @@ from xformer.attention.engine.tile_plan import TilePlan, round_up
 
 Array = jax.Array
 STEP_SCORES = 2**20  # scores in one step of a loop: 4 MiB in float32, which stay in a CPU's caches
+# On accelerators steps must be worth their launches: 64 MiB; and no more than 256 (benchmarks/README.md).
+LARGE_STEP_SCORES, MOST_STEP_SCORES = 2**24, 2**26
 
 
 def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Array, Array]:
@@ -52,20 +55,27 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Arra
     )
     batch, _, kv_heads, groups, _ = inputs.query.shape
     settings = dataclasses.replace(settings, batch_step=_batch_step(batch, kv_heads * groups, plan))
+    settings = for_device(settings)
     out, lse = attend_tiles((settings, kv_len if kv_pad else None), inputs, controls)
     return out[:, :q_len], lse[:, :q_len]
 
 
-def _batch_step(batch: int, num_heads: int, plan: TilePlan) -> int | None:
-    """Examples to compute at a time: on a CPU as many as have their tiles in the caches, elsewhere all (None).
+def for_device(settings: Settings) -> Settings:
+    """The settings with steps of a size that suits the device."""
+    return dataclasses.replace(settings, step_scores=0 if present().platform == "cpu" else LARGE_STEP_SCORES)
 
-    All too where there is a mesh, along which the batch may be shared out.
+
+def _batch_step(batch: int, num_heads: int, plan: TilePlan) -> int | None:
+    """Examples to compute at a time: on a CPU as many as have their tiles in the caches, elsewhere as memory bears.
+
+    All (None) where there is a mesh, along which the batch may be shared out.
     """
     symbolic = not isinstance(batch, int)  # a size that `jax.export` leaves open
-    if symbolic or jax.default_backend() != "cpu" or jax.sharding.get_abstract_mesh().size > 1:
+    if symbolic or jax.sharding.get_abstract_mesh().size > 1:
         return None
+    most = STEP_SCORES if present().platform == "cpu" else MOST_STEP_SCORES
     tile = max(group.key_tiles.shape[3] for group in plan.groups) * plan.kv_block * plan.q_block
-    step = max(STEP_SCORES // (num_heads * tile), 1)
+    step = max(most // (num_heads * tile), 1)
     step = max(size for size in range(1, min(step, batch) + 1) if batch % size == 0)
     return step if step < batch else None
 

@@ -93,6 +93,8 @@ class Settings:
       pattern: tested pair by pair, where positions are known only at run time.
       code_pairs: tested pair by pair, where there are `Controls.q_codes`.
       batch_step: examples computed at a time, one such share of the batch after the other; None for all.
+      step_scores: query tiles of the forward pass are computed together as long as a step has no more scores than that,
+        over all examples and heads; 0: one after the other.
     """
 
     scale: float
@@ -101,5 +103,6 @@ class Settings:
     pattern: Pattern | None = None
     precision: Any = None
     batch_step: int | None = None
+    step_scores: int = 0
     softcap: float | None = None
     code_pairs: CodePairs | None = None

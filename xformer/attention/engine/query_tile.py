@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.device import present
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
 from xformer.attention.engine.operands import Controls, Inputs, Settings
@@ -140,8 +141,18 @@ class QueryTiles:
         if group.num_query_tiles == 1:
             one = forward(jax.tree.map(lambda x: x[0], self._operands(group)))
             return jax.tree.map(lambda x: x[None], one)
+        operands, together = self._operands(group), self._together(group)
+        if together > 1:
+            if together >= group.num_query_tiles:
+                return jax.vmap(forward)(operands)
+            return jax.lax.map(forward, operands, batch_size=together)
         step = lambda carry, operands: (carry, forward(operands))
-        return jax.lax.scan(step, None, self._operands(group), unroll=self._unroll(group))[1]
+        return jax.lax.scan(step, None, operands, unroll=self._unroll(group))[1]
+
+    def _together(self, group: TileGroup) -> int:
+        """Query tiles of a step of the forward pass: on accelerators as many as make it worth its launches."""
+        scores = self.batch * self.kv_heads * self.groups * self.q_block * group.key_tiles.shape[3] * self.kv_block
+        return self.settings.step_scores // scores if isinstance(scores, int) else 1
 
     def scan(self, group: TileGroup, backward: Any, totals: Any) -> Any:
         """`backward` of every query tile: totals and the query gradients, stacked."""
@@ -155,7 +166,7 @@ class QueryTiles:
         gaps of the other's. Not on a CPU where each has a single key tile: XLA would then copy all gradients of keys.
         """
         _, query_tiles, chunks, chunk = group.key_tiles.shape
-        copied = chunk == 1 and jax.default_backend() == "cpu"
+        copied = chunk == 1 and present().platform == "cpu"
         return 2 if query_tiles > 2 and chunks == 1 and not copied else 1
 
     def chunks(self, step: Any, carry: Any, group: TileGroup, operands: tuple[Array, Array, Array]) -> Any:

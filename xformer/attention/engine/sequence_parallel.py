@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from xformer.attention.dtypes import exact
 from xformer.attention.engine.attend import attend as attend_plan
-from xformer.attention.engine.attend import attend_tiles, pad, pad_pairs
+from xformer.attention.engine.attend import attend_tiles, for_device, pad, pad_pairs
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.tile_plan import TileGroup, TilePlan, ceil_div, round_up
 
@@ -141,7 +141,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Arra
         first_key_tile=jnp.int32(0),
         first_example=jnp.int32(0),
     )
-    out, lse = _attend(inputs, controls, shares, settings, kv_len)
+    out, lse = _attend(inputs, controls, shares, for_device(settings), kv_len)
     return out[:, :q_len], lse[:, :q_len]
 
 

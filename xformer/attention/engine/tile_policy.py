@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from xformer.attention.device import present
 from xformer.attention.engine import attend as engine
 from xformer.attention.engine import sequence_parallel
 from xformer.attention.engine.offset_tiles import list_at_offset
@@ -13,6 +14,7 @@ from xformer.attention.engine.tile_plan import TilePlan, ceil_div, round_up
 from xformer.attention.pattern import Full, Pattern
 
 MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
+LARGE_TILE = 1024, 1024  # on accelerators, where a step must be worth its launches
 MIN_TILE = 64  # tokens: blocks too large for one tile are cut into tiles no smaller
 
 
@@ -45,7 +47,8 @@ def plan_tiles(
         query_offset = 0  # of no consequence
     # A tile has as many distances as queries and keys: where each needs a product, tiles had better be wide.
     wide = num_embeddings > LONGEST_ROW
-    most_queries, most_keys = MAX_TILE[::-1] if wide else MAX_TILE
+    largest = largest_tile()
+    most_queries, most_keys = largest[::-1] if wide else largest
     if block is None or isinstance(pattern, Full):
         # Devices that share out the queries need a tile each at least.
         most_queries = min(most_queries, max(ceil_div(q_len, sequence_parallel.num_shards()), 16))
@@ -62,6 +65,11 @@ def plan_tiles(
             return plan_tiles(pattern, q_len, kv_len, num_heads, num_embeddings=num_embeddings, query_offset=None)
         return listed.plan(q_len, kv_len, num_heads)
     return make_tile_plan(pattern, q_len, kv_len, q_block, kv_block, chunk_tokens, query_offset, constant_beyond)
+
+
+def largest_tile() -> tuple[int, int]:
+    """The most queries and keys of a tile where no block of a pattern says, on the device that calls are traced for."""
+    return MAX_TILE if present().platform == "cpu" else LARGE_TILE
 
 
 def even_block(length: int, most: int) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import jax
 
+from xformer.attention.device import Device, aimed_at, present
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.kernels import choice, cudnn, meshes, pallas, splash, tables
-from xformer.attention.kernels.device import Device, aimed_at, present
 from xformer.attention.pattern import Pattern
 
 __all__ = ["KERNELS", "Device", "aimed_at", "attend", "choose", "interpreted"]

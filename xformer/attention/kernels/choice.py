@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from xformer.attention.kernels.device import Device
+from xformer.attention.device import Device
 from xformer.attention.kernels.tables import Table
 from xformer.attention.pattern import Pattern
 from xformer.checks import did_you_mean
@@ -139,8 +139,11 @@ def automatic(
 
 @functools.cache
 def announce(device: Device, choice: Choice, checked: bool) -> None:
-    """Says what runs, once for each implementation; as a warning on a device that is not checked. Silent on CPUs."""
-    if device.platform != "cpu":
+    """Says what runs, once for each implementation; as a warning on a device that is not checked.
+
+    On a CPU only where the environment asks for something.
+    """
+    if device.platform != "cpu" or VARIABLE in choice.reason:
         hint = "" if checked or CHECK in choice.reason else f"; {CHECK} checks and times the kernels of this device"
         level = logging.INFO if checked else logging.WARNING
         logger.log(level, "attention on %s runs %s: %s%s", device.kind, choice.name, choice.reason, hint)

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from xformer.attention.dtypes import exact
 from xformer.attention.engine.attend import pad
+from xformer.attention.engine.mesh_axes import axes_of
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.sequence_parallel import AXIS as SEQUENCE
 from xformer.attention.engine.sequence_parallel import fetch
@@ -64,6 +65,8 @@ def refusals(inputs: Inputs, controls: Controls, pattern: Pattern, kernel: Any, 
     sizes = _sizes()
     if not isinstance(inputs.query.shape[0], int):
         return ["the size of the batch is left open"]
+    if axes_of(inputs, controls.mask):
+        return ["it is in a jax.shard_map that checks what varies; check_vma=False lets kernels in"]
     if not sizes:
         inside = bool(jax.sharding.get_abstract_mesh().manual_axes)
         alone = num_devices == 1 or inside or kernel.CUTS_ITSELF

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from xformer.attention.kernels.device import Device, present
+from xformer.attention.device import Device, present
 from xformer.attention.pattern import And, Causal, Full, Pattern, Window
 
 logger = logging.getLogger(__name__)

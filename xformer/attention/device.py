@@ -1,4 +1,4 @@
-"""What the choice of a kernel needs to know of the device that a program is made for."""
+"""The device that a program is made for: what the choice of kernels and of tile sizes needs to know of it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ class Device:
     capability: tuple[int, int] | None = None
     count: int = 1
     processes: int = 1
+
+    @property
+    def made_for_half(self) -> bool:
+        """Whether it has units for bfloat16 that float32 does not use: TPUs, and NVIDIA GPUs from Ampere on."""
+        return self.platform == "tpu" or (self.capability is not None and self.capability >= (8, 0))
 
     @property
     def key(self) -> dict[str, str]:
@@ -96,5 +101,5 @@ def versions() -> dict[str, str]:
         own = importlib.metadata.version("xformer-jax")
     except importlib.metadata.PackageNotFoundError:
         own = "source"
-    source = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    source = b"".join(path.read_bytes() for path in sorted((Path(__file__).parent / "kernels").glob("*.py")))
     return {"jax": jax.__version__, "xformer": own, "kernels": f"{zlib.crc32(source):08x}"}
