@@ -215,3 +215,27 @@ def test_measured_tiles_suit_blocks_and_lengths():
         assert splash.blocks(blocks, 4096, 4096, 64) == (1024, 512)
         assert splash.blocks(blocks, 200, 4096, 64) == (256, 512)
     assert splash.blocks(blocks, 200, 4096, 64) == (128, 512)
+
+
+def test_the_whole_command_as_on_a_card(quick, monkeypatch, capsys, own_folder):
+    """cuDNN is not here, so it fails; pallas passes, is timed beside xla, and is what calls get from then on."""
+    monkeypatch.setitem(QUICK, "pallas", QUICK["pallas"][:1])
+    monkeypatch.setitem(QUICK, "cudnn", [Case("full", Full(), 32, "bfloat16", 16, 1, 1)])
+    monkeypatch.setattr(pallas, "TILES", ())
+    monkeypatch.setattr(device_times, "places", lambda: [device_times.Place("full", "float32", 32, 16)])
+    monkeypatch.setattr(device_times, "TOKENS", 32)
+    monkeypatch.setattr(device_times, "HEADS", 1)
+    monkeypatch.setattr(timing, "in_turn", lambda calls, rounds: {name: [float(len(name))] for name in calls})
+    with aimed_at(CARD):
+        assert ran(["--seconds=600"]) == 1
+        out, err = said(capsys)
+        assert "cudnn: FAILED 1 of 1 checks, first full" in out and "pallas: passed every check" in out
+        assert f"kind: {CARD.kind}" in out and "full float32 32 x 16: xla, the fastest of xla 3e+03 ms, pallas" in out
+        assert "timing, up to 600 s" in err and err.splitlines()[-1].startswith("error: cudnn failed the check")
+        (path,) = own_folder.iterdir()
+        assert path.name == tables.file_name(CARD.key)
+        found = tables.current()
+        assert found.passed == {"pallas"} and {*found.failed} == {"cudnn"} and len(found.timings) == 1
+        facts = {"pattern": Full()._pattern(64, 1), "length": 64, "head_dim": 64}
+        assert choice.automatic(CARD, found, choice.Rule(), {}, dtype="bfloat16", **facts).name == "pallas"
+        assert choice.automatic(CARD, found, choice.Rule(), {}, dtype="float32", **facts).name == "xla"

@@ -199,6 +199,16 @@ def test_half_precision_is_recommended_where_a_device_is_made_for_it(monkeypatch
         assert capsys.readouterr().err.count("train.dtype=bfloat16") == said
 
 
+def test_without_a_cudnn_that_works_the_engine_runs(monkeypatch):
+    """JAX refuses at the call, for want of a library here, or for a version: a default must not end in an error."""
+    (reason,) = KERNEL_MODULES["cudnn"].unusable()
+    assert "cuDNN" in reason
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert chosen(Full(), H100) == "xla"
+    monkeypatch.setattr(KERNEL_MODULES["cudnn"], "unusable", list)
+    assert chosen(Full(), H100) == "cudnn"
+
+
 def test_what_the_environment_asks_for_in_vain_is_said_on_a_cpu_too(monkeypatch, caplog):
     monkeypatch.setenv(choice.VARIABLE, "pallas")
     chosen(Full(), CPU)

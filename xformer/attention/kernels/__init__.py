@@ -90,6 +90,8 @@ def _automatic(inputs: Inputs, controls: Controls, settings: Settings, pattern: 
         + meshes.refusals(inputs, controls, pattern, KERNELS[name], device.count)
         for name in choice.candidates(device, table)
     }
+    if "cudnn" in refusals and jax.default_backend() == "gpu":  # not where `aimed_at` speaks of a GPU elsewhere
+        refusals["cudnn"] += cudnn.unusable()
     chosen = choice.automatic(
         device, table, rule, refusals, pattern=pattern, dtype=str(inputs.query.dtype), length=inputs.key.shape[1],
         head_dim=inputs.query.shape[-1],

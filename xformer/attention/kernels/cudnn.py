@@ -6,6 +6,7 @@ so a padding mask is honoured by moving the real keys to the front.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -41,6 +42,17 @@ def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pa
     if controls.q_segments is not None:
         reasons.append("it takes no segments")
     return reasons + common_refusals(inputs, controls, settings, slopes=False)
+
+
+@functools.cache
+def unusable() -> list[str]:
+    """Why JAX can't call cuDNN on this machine, such as none or an old one being installed; empty where it can."""
+    spec = jax.ShapeDtypeStruct((1, 64, 1, 64), jnp.bfloat16)
+    try:
+        jax.eval_shape(lambda x: jax.nn.dot_product_attention(x, x, x, implementation="cudnn"), spec)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return [" ".join(str(error).split())[:200]]
+    return []
 
 
 def _cut(pattern: Pattern) -> dict[str, Any] | None:
