@@ -15,6 +15,8 @@ from test_kernels_pallas import aimed_at_a_gpu
 from xformer.attention import ALiBi, BigBird, Full, Window
 from xformer.attention.kernels import Device, aimed_at, interpreted, tables
 from xformer.attention.kernels.tables import Table
+from xformer.train import TrainConfig
+from xformer.train.parallel import make_layout
 
 BIGBIRD = BigBird(block_size=16, num_random_blocks=1, num_window_blocks=1, num_global_blocks=1, seed=3)
 
@@ -172,3 +174,14 @@ def test_cudnn_is_in_the_shards(monkeypatch):
         text = step.trace(arg, arg, arg).lower(lowering_platforms=("cuda",)).as_text()
     calls = [line for line in text.splitlines() if "@__cudnn$fmhaSoftmax" in line]
     assert len(calls) == 2 and all("1x128x2x64" in line or "1x2x128x64" in line for line in calls)
+
+
+def test_in_a_training_step_of_ours():
+    """`train.parallel` has the mesh in scope without its devices; arrays lie on it."""
+    layout = make_layout(TrainConfig(num_steps=1, batch_size=4, mesh={"data": 2, "tensor": 2}))
+    op, call = Window(left=9, right=3, implementation="pallas"), arrays(4, 30, 2, 2, 8)[0]
+    want = dataclasses.replace(op, implementation="reference")(call, call, call)
+    step = layout.wrap(lambda state, batch: op(batch["x"], batch["x"], batch["x"]) * state)
+    with interpreted():
+        got = step(jnp.ones(()), layout.put({"x": np.asarray(call)}))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
