@@ -20,6 +20,7 @@ from test_kernels_pallas import aimed_at_a_gpu
 
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Longformer, Shape, Shaw, Window
+from xformer.attention import device as devices
 from xformer.attention.kernels import KERNELS as KERNEL_MODULES
 from xformer.attention.kernels import Device, aimed_at, choice, tables
 from xformer.attention.kernels.tables import Table, Timing
@@ -356,6 +357,20 @@ def test_the_default_lowers_to_checked_kernels_with_their_tiles():
         jaxpr = str(jax.make_jaxpr(lambda q: BigBird(block_size=64)(q, q, q))(spec))
     assert text.count(f"@{target}(") == 1
     assert "16,4,2" in jaxpr or "grid=(16, 4, 2)" in jaxpr  # query tiles of 32
+
+
+def test_the_default_device_is_the_one_that_is_described(monkeypatch):
+    """On a machine with a card a part may run on the CPU."""
+    cpu = jax.local_devices()[1]
+    facts = {"platform": "gpu", "device_kind": "a card", "compute_capability": "9.0"}
+    first = type("Card", (), facts | {"client": types.SimpleNamespace(platform_version="PJRT C API\ncuda 12090")})()
+    monkeypatch.setattr(jax, "local_devices", lambda backend=None: [cpu if backend == "cpu" else first])
+    seen = devices.present()
+    assert (seen.kind, seen.capability, seen.platform) == ("a card", (9, 0), "gpu")
+    assert "\n" not in seen.driver and "cuda 12090" in seen.driver
+    for default in (cpu, "cpu"):
+        with jax.default_device(default):
+            assert devices.present().platform == "cpu"
 
 
 def test_importing_reads_no_device():

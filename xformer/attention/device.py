@@ -64,21 +64,24 @@ def aimed_at(device: Device) -> Iterator[None]:
 
 
 def present() -> Device:
-    """The device that calls are traced for: the first of JAX's, or the one that `aimed_at` names."""
-    aimed = _aimed.get()
-    return _first(jax.default_backend()) if aimed is None else aimed
+    """The device that calls are traced for: the first of JAX's, or what `jax.default_device` or `aimed_at` names."""
+    aimed, default = _aimed.get(), getattr(jax.config, "jax_default_device", None)
+    if aimed is not None:
+        return aimed
+    if isinstance(default, str):
+        default = jax.local_devices(backend=default)[0]
+    return _describe(jax.local_devices()[0] if default is None else default)
 
 
 @functools.cache
-def _first(backend: str) -> Device:
-    device = jax.local_devices(backend=backend)[0]
+def _describe(device: jax.Device) -> Device:
     capability = getattr(device, "compute_capability", None) if "cuda" in device.client.platform_version else None
     return Device(
         "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform,
         device.device_kind,
         _driver(device),
         None if capability is None else tuple(int(part) for part in str(capability).split(".")[:2]),  # type: ignore
-        jax.device_count(backend),
+        jax.device_count(),
         jax.process_count(),
     )
 
