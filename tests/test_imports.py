@@ -15,14 +15,15 @@ MAY_IMPORT = {
     "xformer.checks": set(),  # standard library only, and so is `lookup`: every room may import them
     "xformer.lookup": {"xformer.checks"},
     "xformer.attention": set(),
-    "xformer.nn": {"xformer.attention"},
+    "xformer.layer_terms": set(),  # what a layer tells the training step
+    "xformer.nn": {"xformer.attention", "xformer.layer_terms"},
     "xformer.generate": set(),  # models come in as arguments
-    "xformer.models": {"xformer.nn", "xformer.attention"},
+    "xformer.models": {"xformer.nn", "xformer.attention", "xformer.layer_terms"},
     "xformer.tasks": {"xformer.extras"},
     "xformer.cost": {"xformer.attention"},
     "xformer.difference": set(),
     "xformer.live_memory": set(),
-    "xformer.train": {"xformer.cost", "xformer.difference", "xformer.extras"},
+    "xformer.train": {"xformer.cost", "xformer.difference", "xformer.extras", "xformer.layer_terms"},
     "xformer.report": {"xformer.extras", "xformer.tuning", "xformer.budget"},
     "xformer.arguments": set(),
     "xformer.schema": {"xformer.checks", "xformer.arguments"},

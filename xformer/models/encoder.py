@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Dtype
 
+from xformer import layer_terms
 from xformer.attention import Attention, Shape, entries
 from xformer.checks import ArgumentError
 from xformer.nn import Activation, EncoderBlock, NormType, TokenEmbedding, make_positions, masked_mean, stack
@@ -35,6 +36,10 @@ class EncoderOptions(TypedDict, total=False):
     norm_epsilon: float
     activation: Activation
     qk_norm: bool
+    num_experts: int
+    experts_per_token: int
+    expert_capacity: float
+    balance_weight: float
     position_embedding: Literal["sinusoidal", "learned", "none"]
     share_attention_params: bool
     remat: bool
@@ -63,7 +68,8 @@ class Encoder(nnx.Module):
       pooling: what `pool` makes one vector of: "mean" of the real tokens, or "cls". None: `pool` is not called.
       attention: an `xformer.attention` op.
       num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, share_qk, norm, norm_type,
-        norm_epsilon, activation, qk_norm: see EncoderBlock.
+        norm_epsilon, activation, qk_norm, num_experts, experts_per_token, expert_capacity, balance_weight: see
+        EncoderBlock.
       dropout_rate: on embeddings and in blocks. attention_dropout_rate: on attention weights.
       position_embedding: "sinusoidal", "learned" or "none"; added to the token embeddings.
       share_attention_params: one set of the op's own parameters for all layers (Linformer's layerwise sharing); with
@@ -98,6 +104,10 @@ class Encoder(nnx.Module):
         norm_epsilon: float = 1e-6,
         activation: Activation = "gelu",
         qk_norm: bool = False,
+        num_experts: int = 1,
+        experts_per_token: int = 1,
+        expert_capacity: float = 1.25,
+        balance_weight: float = 0.01,
         position_embedding: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
         share_attention_params: bool = False,
         remat: bool = False,
@@ -140,6 +150,10 @@ class Encoder(nnx.Module):
                 norm_epsilon=norm_epsilon,
                 activation=activation,
                 qk_norm=qk_norm,
+                num_experts=num_experts,
+                experts_per_token=experts_per_token,
+                expert_capacity=expert_capacity,
+                balance_weight=balance_weight,
                 dropout_rate=dropout_rate,
                 attention_dropout_rate=attention_dropout_rate,
                 **dtypes,
@@ -222,7 +236,7 @@ class Encoder(nnx.Module):
             length = x_BxTxW.shape[1]
             plans = self.attention.plans(Shape(len(inputs), length, length, *self.heads), self.num_layers)
             plans = stack.plans_by_block(self.attention, plans)
-            x_BxTxW = stack.scan_blocks(
+            x_BxTxW, terms = stack.scan_blocks(
                 self.stacked_blocks,
                 self.num_layers,
                 x_BxTxW,
@@ -236,7 +250,7 @@ class Encoder(nnx.Module):
                 segment_ids=segment_ids,
             )
         else:
-            x_BxTxW = stack.run_blocks(
+            x_BxTxW, terms = stack.run_blocks(
                 self.blocks,
                 x_BxTxW,
                 mask,
@@ -246,6 +260,7 @@ class Encoder(nnx.Module):
                 global_tokens=global_tokens,
                 segment_ids=segment_ids,
             )
+        layer_terms.sow(self, terms)
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
         return x_BxTxW.astype(jnp.float32)

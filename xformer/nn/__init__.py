@@ -5,6 +5,7 @@ from xformer.nn.block import EncoderBlock
 from xformer.nn.cache import Cache
 from xformer.nn.constant import Constant
 from xformer.nn.embedding import LearnedPositions, SinusoidalPositions, TokenEmbedding, make_positions
+from xformer.nn.experts import MixtureOfExperts
 from xformer.nn.feed_forward import Activation, FeedForward
 from xformer.nn.logits import Logits
 from xformer.nn.multi_head import MultiHeadAttention
@@ -21,6 +22,7 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "Logits",
+    "MixtureOfExperts",
     "MultiHeadAttention",
     "NormType",
     "RMSNorm",

@@ -13,7 +13,8 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention
 from xformer.nn.cache import AnyCache
-from xformer.nn.feed_forward import Activation, FeedForward
+from xformer.nn.experts import make_feed_forward
+from xformer.nn.feed_forward import Activation
 from xformer.nn.multi_head import MultiHeadAttention
 from xformer.nn.norm import NormType, make_norm
 from xformer.nn.tokens import flatten
@@ -33,6 +34,7 @@ class EncoderBlock(nnx.Module):
       num_heads, num_kv_heads, head_dim, share_qk, attention_fn, qk_norm: see MultiHeadAttention.
       mlp_dim, activation: see FeedForward; with mlp_dim 0 the block is attention alone, as in the models of Arora et
         al. 2024, section 4.
+      num_experts, experts_per_token, expert_capacity, balance_weight: see MixtureOfExperts; 1 expert is a FeedForward.
       norm: "pre" or "post".
       norm_type: "layer", layer normalization, or "rms", RMSNorm. norm_epsilon: what it adds to the variance.
       dropout_rate: after attention and inside and after the feed-forward layer.
@@ -56,6 +58,10 @@ class EncoderBlock(nnx.Module):
         norm_epsilon: float = 1e-6,
         activation: Activation = "gelu",
         qk_norm: bool = False,
+        num_experts: int = 1,
+        experts_per_token: int = 1,
+        expert_capacity: float = 1.25,
+        balance_weight: float = 0.01,
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
         dtype: Dtype = jnp.float32,
@@ -77,8 +83,17 @@ class EncoderBlock(nnx.Module):
             **kwargs,
         )
         norm_of: dict[str, Any] = {"epsilon": norm_epsilon, **kwargs}
-        feed = {"dropout_rate": dropout_rate, "activation": activation, **kwargs}
-        self.feed_forward = FeedForward(width, mlp_dim, **feed) if mlp_dim != 0 else None
+        self.feed_forward = make_feed_forward(
+            width,
+            mlp_dim,
+            num_experts=num_experts,
+            experts_per_token=experts_per_token,
+            capacity=expert_capacity,
+            balance_weight=balance_weight,
+            dropout_rate=dropout_rate,
+            activation=activation,
+            **kwargs,
+        )
         self.attention_norm = make_norm(norm_type, width, **norm_of)
         self.feed_forward_norm = make_norm(norm_type, width, **norm_of) if mlp_dim != 0 else None
         self.dropout = nnx.Dropout(dropout_rate)
@@ -138,7 +153,7 @@ class EncoderBlock(nnx.Module):
 
         x = add(flatten(x), attend, self.attention_norm)
         if self.feed_forward is not None and self.feed_forward_norm is not None:
-            feed = functools.partial(self.feed_forward, deterministic=deterministic, rngs=rngs)
-            x = add(x, feed, self.feed_forward_norm)
+            feed_forward = functools.partial(self.feed_forward, mask=mask, deterministic=deterministic, rngs=rngs)
+            x = add(x, lambda x: feed_forward(x.reshape(shape)).reshape(x.shape), self.feed_forward_norm)
         out: Array = x.reshape(shape)
         return out if following is None else (out, following)

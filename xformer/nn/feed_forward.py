@@ -58,8 +58,14 @@ class FeedForward(nnx.Module):
         self.gate = nnx.Linear(width, mlp_dim, **kwargs) if activation == "swiglu" else None
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
-    def __call__(self, x: Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None) -> Array:
-        """Maps `[..., width]` to `[..., width]`; dropout draws from `rngs.dropout` unless `deterministic`."""
+    def __call__(
+        self, x: Array, mask: Array | None = None, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
+    ) -> Array:
+        """Maps `[..., width]` to `[..., width]`; dropout draws from `rngs.dropout` unless `deterministic`.
+
+        `mask` is for layers whose positions share something, as MixtureOfExperts does: here it changes nothing.
+        """
+        del mask
         # Derivatives of an activation keep several arrays as large as its input; computing them again keeps none.
         x_NxW = flatten(x)
         hidden_NxM = jax.checkpoint(self.activation)(self.expand(x_NxW))

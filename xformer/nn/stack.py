@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from xformer import layer_terms
 from xformer.attention import Attention, Layers
 from xformer.nn.block import EncoderBlock
 from xformer.nn.constant import Constant
 
+Terms = layer_terms.Terms
 Array = jax.Array
 
 
@@ -120,8 +122,8 @@ def run_blocks(
     deterministic: bool,
     remat: bool = False,
     **inputs: Array | None,
-) -> Array:
-    """Runs blocks one after the other.
+) -> tuple[Array, Terms]:
+    """Runs blocks one after the other; the result, and what the layers sowed (`xformer.layer_terms`).
 
     Args:
       x: `[batch, length, width]`.
@@ -131,21 +133,24 @@ def run_blocks(
       remat: keeps only the input of each block for the backward pass, which computes the block again.
       inputs: `global_tokens` and `segment_ids`, `[batch, length]` or None, see MultiHeadAttention.
     """
+    sown = []
     for index, block in enumerate(blocks):
         key = None if keys is None else keys[index]
         if remat:
             graphdef, state = nnx.split(block)
 
-            def run(state: Any, x: Array, key: Array | None, graphdef: Any = graphdef) -> tuple[Array, Any]:
+            def run(state: Any, x: Array, key: Array | None, graphdef: Any = graphdef) -> tuple[Array, Terms, Any]:
                 block = nnx.merge(graphdef, state)
-                return _run(block, x, mask, key, deterministic, None, inputs), nnx.state(block, Constant)
+                x, terms = _run(block, x, mask, key, deterministic, None, inputs)
+                return x, terms, nnx.state(block, Constant)
 
-            x, constants = jax.checkpoint(run)(state, x, key)
+            x, terms, constants = jax.checkpoint(run)(state, x, key)
             if not deterministic:
                 nnx.update(block, constants)
         else:
-            x = _run(block, x, mask, key, deterministic, None, inputs)
-    return x
+            x, terms = _run(block, x, mask, key, deterministic, None, inputs)
+        sown.append(terms)
+    return x, layer_terms.joined(sown)
 
 
 def scan_blocks(
@@ -160,7 +165,7 @@ def scan_blocks(
     shared: bool = False,
     remat: bool = False,
     **inputs: Array | None,
-) -> Array:
+) -> tuple[Array, Terms]:
     """`run_blocks` for stacked blocks: one trace and one compiled body, however many layers there are.
 
     Args:
@@ -178,9 +183,9 @@ def scan_blocks(
 
     def run(index: int, own: Any, constants: Any, x: Array, key: Array | None, plan: Any) -> tuple[Array, Any, Any]:
         block = nnx.merge(graphdefs[index], commons[index], constants, own)
-        x = _run(block, x, mask, key, deterministic, plan, inputs)
+        x, terms = _run(block, x, mask, key, deterministic, plan, inputs)
         _, after, own = _split(block, shared)
-        return x, nnx.filter_state(after, Constant), nnx.filter_state(own, Constant)
+        return x, nnx.filter_state(after, Constant), (nnx.filter_state(own, Constant), terms)
 
     if remat:
         run = jax.checkpoint(run, prevent_cse=False, static_argnums=0)  # a scan keeps the copies apart by itself
@@ -195,11 +200,12 @@ def scan_blocks(
         return (x, constants), after
 
     layers = (owns, keys, list(plans))
-    (x, constants), after = jax.lax.scan(body, (x, constants), layers, length=num_layers // period)
+    (x, constants), scanned = jax.lax.scan(body, (x, constants), layers, length=num_layers // period)
+    after, sown = zip(*scanned, strict=True)
     if not deterministic:
         for block, of_all, of_each in zip(stacked, constants, after, strict=True):
             nnx.update(block, of_all, of_each)
-    return x
+    return x, layer_terms.joined([layer_terms.summed(terms) for terms in sown])
 
 
 def plans_by_block(attention: Attention, plans: Any) -> Sequence[Any]:
@@ -215,9 +221,10 @@ def _run(
     deterministic: bool,
     plan: Any,
     inputs: dict[str, Any],
-) -> Array:
+) -> tuple[Array, Terms]:
     rngs = None if key is None else nnx.Rngs(dropout=key)
-    return block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan, **inputs)
+    x = block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan, **inputs)
+    return x, layer_terms.taken(block)
 
 
 def _split(block: EncoderBlock, shared: bool) -> tuple[Any, Any, Any]:

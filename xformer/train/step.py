@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from xformer import layer_terms
 from xformer.train.callbacks import Callbacks
 from xformer.train.sums import Metrics, by_example, reduce
 
@@ -117,8 +118,9 @@ def train_step(
         def objective(params: Any) -> tuple[jax.Array, Any]:
             model = nnx.merge(graphdef, params, rest, copy=True)  # for constants to change in this trace
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
-            sums = reduce(task.metrics(outputs, batch))
-            return sums["loss"][0], (sums, split(model)[2])
+            metrics, terms = with_layers(task.metrics(outputs, batch), layer_terms.taken(model))
+            sums = reduce(metrics)
+            return sums["loss"][0] + sum(sums[name][0] for name in terms), (sums, split(model)[2])
 
         grads, (sums, rest) = jax.grad(objective, has_aux=True)(params)
         return rest, (grads, sums, count(task, batch))
@@ -161,6 +163,28 @@ def train_step(
         return TrainState(state.step + 1, params, rest, opt_state, arrays), report
 
     return step
+
+
+def with_layers(metrics: Metrics, terms: layer_terms.Terms) -> tuple[Metrics, tuple[str, ...]]:
+    """The task's metrics and what layers sowed, and the names of the terms of the loss among these.
+
+    A term is weighted as the example's loss is, so that the loss of an example is the sum of both, however a batch is
+    cut up.
+
+    Raises:
+      ValueError: a layer sowed under the name of a metric of the task.
+    """
+    if not terms.losses and not terms.metrics:
+        return metrics, ()
+    weights = metrics["loss"][1]
+    weights = weights.reshape(len(weights), -1).sum(axis=1).astype(jnp.float32)
+    pairs = {
+        name: layer_terms.by_example(pair, len(weights)) for name, pair in {**terms.metrics, **terms.losses}.items()
+    }
+    if both := pairs.keys() & metrics.keys():
+        raise ValueError(f"a layer's term must not be named as a metric of the task, got {min(both)!r}")
+    losses = {name: (pairs[name][0], weights) for name in terms.losses}
+    return {**metrics, **pairs, **losses}, tuple(losses)
 
 
 def dropout_key(seed: Any, step: Any) -> jax.Array:
