@@ -1,6 +1,9 @@
 """Position terms against golden values and their papers' formulas, alone."""
 
+import math
+
 import conformance
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import references
 from conformance import as_jax, close, expected, forward, inputs, parameters
 
 from xformer.attention import ALiBi, Full, MusicRelative, Rotary, Shaw, T5Bias, Window
+from xformer.attention.rotary_scaling import frequencies
 
 FULL = conformance.CASES[0]
 
@@ -117,6 +121,64 @@ def test_rotary_depends_on_distance_only():
         outs.append(np.einsum("bqhd,bkhd->bk", query, key))
     close(outs[0], outs[1], 1e-9)
     assert op.position.base == 10000.0
+
+
+@pytest.mark.parametrize("head_dim", [2, 16, 64])
+def test_rotary_scaling_is_what_the_papers_say(head_dim):
+    """Pair by pair; and positions beyond what was trained on turn no pair further than training did, where it says so."""
+    base, factor, trained = 10_000.0, 4.0, 256
+    for pair in range(head_dim // 2):
+        theta = base ** (-2 * pair / head_dim)
+        found = lambda scaling, pair=pair: frequencies(head_dim, base, scaling, factor, trained)[pair]
+        np.testing.assert_allclose(found("none"), theta)
+        np.testing.assert_allclose(found("linear"), theta / factor)
+        ntk = base * factor ** (head_dim / (head_dim - 2)) if head_dim > 2 else base
+        np.testing.assert_allclose(found("ntk"), ntk ** (-2 * pair / head_dim))
+        wavelength = 2 * math.pi / theta
+        ratio = trained / wavelength
+        kept = 0 if ratio < 1 else 1 if ratio > 32 else (ratio - 1) / (32 - 1)
+        np.testing.assert_allclose(found("yarn"), (1 - kept) * theta / factor + kept * theta)
+    if head_dim > 2:
+        slow = frequencies(head_dim, base)[-1] / frequencies(head_dim, base, "ntk", factor)[-1]
+        np.testing.assert_allclose(slow, factor)
+
+
+@pytest.mark.parametrize("scaling", ["linear", "ntk", "yarn"])
+def test_scaled_rotary_turns_and_lengthens(scaling):
+    term = Rotary(scaling=scaling, factor=2.0, trained_len=8)
+    x = jax.random.normal(jax.random.key(0), (1, 20, 2, 16))
+    angles = np.arange(20)[:, None] * frequencies(16, 10_000.0, scaling, 2.0, 8)
+    length = 0.1 * math.log(2.0) + 1 if scaling == "yarn" else 1.0
+    turned = (x[..., :8] + 1j * x[..., 8:]) * length * np.exp(1j * angles)[None, :, None]
+    expected = np.concatenate([turned.real, turned.imag], axis=-1)
+    np.testing.assert_allclose(term.rotate(x, jnp.arange(20)), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        Rotary(scaling=scaling, factor=1.0, trained_len=8).rotate(x, jnp.arange(20)),
+        Rotary().rotate(x, jnp.arange(20)),
+        atol=1e-6,
+    )
+
+
+def test_the_factor_is_chosen_by_the_length():
+    assert Rotary.for_length(2048, scaling="yarn", trained_len=512).factor == 4
+    assert Rotary.for_length(256, scaling="linear", trained_len=512).factor == 1
+    assert Rotary.for_length(2048, scaling="ntk", trained_len=512, factor=8.0).factor == 8
+    assert Rotary.for_length(2048) == Rotary()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scaling": "yarm"}, "Rotary.scaling must be one of none, linear, ntk, yarn, got 'yarm'"),
+        ({"scaling": "linear", "factor": 0.5}, "Rotary.factor must be a number from 1, got 0.5"),
+        ({"factor": 2.0}, "Rotary.scaling must be linear, ntk or yarn with factor=2.0"),
+        ({"scaling": "yarn", "factor": 2.0}, "Rotary.trained_len must be given with scaling='yarn', got None"),
+        ({"scaling": "yarn", "trained_len": 0}, "Rotary.trained_len must be"),
+    ],
+)
+def test_rotary_scaling_refuses(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Rotary(**fields)
 
 
 def test_rotary_needs_an_even_head_dim():
