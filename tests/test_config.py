@@ -29,6 +29,7 @@ EXPERIMENTS = (
     *PROBES,
     *ARENA,
 )
+SIZES = {"gpt3": ("small", "xl", "13b"), "transformer": ("base", "big")}  # configs of sizes, not of variants
 DEMO_VARIANTS = ["full", "window", "bigbird", "linformer-4", "linformer-16", "shaw"]
 COMPARISONS = (
     "compare_demo",
@@ -52,7 +53,7 @@ def refusal(spec, *overrides):
 
 
 def test_all_shipped_configs_are_known_here():
-    assert set(shipped.names()) == {*EXPERIMENTS, *COMPARISONS}
+    assert set(shipped.names()) == {*EXPERIMENTS, *SIZES, *COMPARISONS}
 
 
 @pytest.mark.sampled(21)

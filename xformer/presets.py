@@ -44,6 +44,17 @@ def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
     return own | {"position": {"name": position, **overrides.get(position, {})}}
 
 
+def choice(arg: str, table: Mapping[str, Any]) -> Any:
+    """What a config's argument stands for.
+
+    Raises:
+      ArgumentError: it is none of the table's.
+    """
+    if arg not in table:
+        raise ArgumentError("argument", f"takes {', '.join(table)}{did_you_mean(arg, list(table))}")
+    return table[arg]
+
+
 def causal(section: Mapping[str, Any]) -> dict[str, Any]:
     """The attention section made causal; as it is where its op can't be, or is looked up when the run is built."""
     if section["name"] not in ATTENTIONS:

@@ -1,8 +1,10 @@
 """Shapes, parameters and FLOPs of every layer of an experiment, and its attention pattern as a picture. Trains nothing.
 
   xformer inspect --config=listops:bigbird [--depth=2] [--out=pattern.png]
+  xformer inspect --config=gpt3:xl --mesh='{"fsdp": 8}' --mesh='{"fsdp": 64, "tensor": 8}'
 
 Writes nothing without --out. Sizes come from the prepared data; without it they are assumed, and the output says so.
+Arrays are abstract: a model of any size takes no memory, and a mesh needs no devices.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from xformer import cost, tasks
-from xformer.commands import cli, pictures
+from xformer.commands import cli, memory_by_mesh, pictures
 from xformer.config import override, read
 from xformer.config_help import experiment_help
 from xformer.experiment import Experiment, as_json, build
+from xformer.nn.experts import active_params
 from xformer.report import patterns, style
 from xformer.schema import ConfigError
 from xformer.train import step as steps
@@ -50,11 +53,14 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--out", help="a PNG file to draw the attention pattern in; without it nothing is written")
     parser.add_argument("--data_dir", help="folder of prepared data (default: $XFORMER_DATA or ~/.cache/xformer)")
     parser.add_argument("--depth", type=int, default=2, help="how deep into the modules the table goes")
+    parser.add_argument(
+        "--mesh", action="append", default=[], help="sizes of mesh axes, to count the memory of a device by; repeatable"
+    )
     parser.add_argument("--keys", action="store_true", help="list every key of the config, and nothing else")
     args, overrides = parser.parse(argv)
     if args.depth < 1:
         raise ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
-    out = parser.picture(args.out)
+    out, meshes = parser.picture(args.out), [memory_by_mesh.mesh_sizes(text) for text in args.mesh]
     experiment = build(override(read(args.config), overrides))
     if args.keys or args.config_help:
         print(experiment_help(as_json(experiment.config)))
@@ -70,7 +76,11 @@ def command(argv: Sequence[str]) -> None:
     print()
     print(table(layers(experiment, sizes, batch, args.depth)))
     print()
-    print(totals(experiment, sizes, batch))
+    forward, training, state = training_cost(experiment, sizes, batch)
+    print(totals(experiment, sizes, forward, training, state))
+    if meshes:
+        print()
+        print(memory_by_mesh.table(state, meshes))
     if out is not None:
         print(draw_pattern(experiment, sizes["max_len"], out))
 
@@ -177,19 +187,33 @@ def table(rows: Sequence[Layer]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def totals(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]) -> str:
-    """Parameters and FLOPs of the whole model, of a training step and of the whole training."""
-    forward, training, state = training_cost(experiment, sizes, batch)
-    num_steps = experiment.train.num_steps
+def totals(
+    experiment: Experiment,
+    sizes: Mapping[str, int],
+    forward: cost.Cost,
+    training: cost.Cost,
+    state: steps.TrainState,
+) -> str:
+    """Parameters and FLOPs of the whole model, of a token, of a training step and of the whole training."""
+    num_steps, places = experiment.train.num_steps, experiment.train.batch_size * sizes["max_len"]
     whole = training.scale(num_steps)
     return "\n".join(
         [
-            f"parameters                 {steps.num_params(state.params):,}",
+            f"parameters                 {parameters(experiment, sizes, state)}",
             f"FLOPs of a forward pass    {flops(forward.flops, forward.uncounted)}",
             f"FLOPs of a training step   {flops(training.flops, training.uncounted)}",
+            f"FLOPs of a token           {forward.flops // places:,} forward, {training.flops // places:,} in training",
             f"FLOPs of {num_steps:,} steps".ljust(27) + flops(whole.flops, whole.uncounted),
         ]
     )
+
+
+def parameters(experiment: Experiment, sizes: Mapping[str, int], state: steps.TrainState) -> str:
+    """How many there are and, where experts share out the tokens, how many a token meets."""
+    total = active = steps.num_params(state.params)
+    if experiment.model_args.get("num_experts", 1) > 1:
+        active = active_params(nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0))))
+    return f"{total:,}" + (f" ({active:,} active for a token)" if active < total else "")
 
 
 def training_cost(
