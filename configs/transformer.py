@@ -3,12 +3,12 @@
   python -m experiments.inspect --config=configs/transformer.py:base
   python -m experiments.run --config=configs/transformer.py:base --workdir=runs/transformer_base
 
-The argument is base or big. Sizes, dropout, steps, warmup and Adam are those of table 3 and section 5; norms stand after
-each sum, the activation is ReLU, positions are sinusoidal, and input and output share one table (section 3.4). What
-the paper counts for both halves (65 and 213 million parameters) is 38 and 113 million here: there is no encoder and no
-attention to one. Its 25,000 tokens a side of a batch are 48 rows of 512 here; the
-learning rate is the peak of equation 3. Label smoothing and the average of the last checkpoints are left out. Train on
-texts of your own (--config.task.path=FOLDER): the plays that are the default are small for it.
+The argument is base or big. Sizes, dropout, steps, warmup and Adam are those of table 3 and section 5; norms stand
+after each sum, the activation is ReLU, positions are sinusoidal, and input and output share one table (section 3.4).
+What the paper counts for both halves (65 and 213 million parameters) is 38 and 113 million here: there is no encoder
+and no attention to one. Its 25,000 tokens a side of a batch are 48 rows of 512 here; the learning rate is the peak of
+equation 3. Label smoothing and the average of the last checkpoints are left out. Train on texts of your own
+(--config.task.path=FOLDER): the plays that are the default are small for it.
 Smoke size: --config.train.num_steps=10 --config.train.batch_size=2 --config.model.num_layers=2 --config.model.width=32
 --config.model.mlp_dim=64 --config.task.max_len=64 --config.task.num_validation=20 --config.task.num_test=20
 --config.task.vocab_size=300.

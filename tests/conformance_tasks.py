@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from xformer.tasks import (
+    Chorales,
     Documents,
     Image,
     Imdb,
@@ -109,6 +111,36 @@ def pairs(folder: Path, _: Any) -> Task:
     return Retrieval(path=write_documents(folder), text2_field="second", label_field="class", max_len=24)
 
 
+def write_score(path: Path, parts: list[str], divisions: int = 4) -> None:
+    """A compressed MusicXML file of parts, each the XML of its measures."""
+    first = f"<measure><attributes><divisions>{divisions}</divisions></attributes>"
+    held = "".join(f"<part>{part.replace('<measure>', first, 1)}</part>" for part in parts)
+    rootfile = '<container><rootfiles><rootfile full-path="score.xml"/></rootfiles></container>'
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("META-INF/container.xml", rootfile)
+        archive.writestr("score.xml", f"<score-partwise><part-list/>{held}</score-partwise>")
+
+
+def note(step: str, octave: int, duration: int, more: str = "") -> str:
+    """A note of so many divisions; `step`: a letter with `#` or `b`, or empty for a rest; `more` comes first in it."""
+    alter = {"#": "<alter>1</alter>", "b": "<alter>-1</alter>"}.get(step[1:], "")
+    pitch = f"<pitch><step>{step[:1]}</step>{alter}<octave>{octave}</octave></pitch>" if step else "<rest/>"
+    return f"<note>{more}{pitch}<duration>{duration}</duration></note>"
+
+
+def write_chorales(folder: Path, number: int = 40) -> str:
+    """Pieces in four parts of a few quarters each, which begin alike, and one file in two parts."""
+    random = np.random.default_rng(0)
+    for piece in range(number):
+        steps = ["C", *("CDEFGAB"[index] for index in random.integers(0, 7, 4 + piece % 5))]
+        parts = [
+            "<measure>" + "".join(note(step, octave, 4) for step in steps) + "</measure>" for octave in (5, 4, 4, 3)
+        ]
+        write_score(folder / f"piece{piece}.mxl", parts)
+    write_score(folder / "two.mxl", parts[:2])
+    return str(folder)
+
+
 CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "listops": lambda *_: ListOps("listops_128", **SMALL),
     "imdb": imdb,
@@ -132,6 +164,7 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "language_model-subword": lambda folder, _: LanguageModel(
         path=write_documents(folder), max_len=24, vocab="subword", vocab_size=270, stride=5
     ),
+    "chorales": lambda folder, _: Chorales(path=write_chorales(folder), max_len=48, transpose=0),
 }
 
 Batch = Mapping[str, np.ndarray]
@@ -169,7 +202,8 @@ def commonest_token(train: Batch, test: Batch) -> np.ndarray:
 
 
 # What a model reads besides `inputs` and `mask`.
-MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}, "language_model": {"segment_ids"}}
+MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}, "language_model": {"segment_ids"},
+                                         "chorales": {"segment_ids"}}  # fmt: skip
 
 # Tasks whose baseline knows more than the shares of the classes: what a naive one answers.
 GUESSERS: Mapping[str, Callable[[Batch, Batch], np.ndarray]] = {

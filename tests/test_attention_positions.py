@@ -125,7 +125,7 @@ def test_rotary_depends_on_distance_only():
 
 @pytest.mark.parametrize("head_dim", [2, 16, 64])
 def test_rotary_scaling_is_what_the_papers_say(head_dim):
-    """Pair by pair; and positions beyond what was trained on turn no pair further than training did, where it says so."""
+    """Pair by pair; and the slowest pair of NTK is as slow as interpolation makes it."""
     base, factor, trained = 10_000.0, 4.0, 256
     for pair in range(head_dim // 2):
         theta = base ** (-2 * pair / head_dim)

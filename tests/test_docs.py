@@ -45,7 +45,7 @@ TINY_BENCH = ["--lengths=16", "--heads=1", "--head_dim=4", "--block_size=8", "--
 TINY_REPORT = ["seeds=(0,)", "report.cost_lengths=(32,)", "report.measure_up_to=0"]
 # Many hosts, clusters, accounts, data that takes minutes to prepare, comparisons of whole size: configs are checked.
 CHECKED_ONLY = re.compile(
-    r"srun|--coordinator|--launcher|wandb|imdb|=masked_lm|runs/(plays|kernel)|--config=(configs/)?compare_|=lra/"
+    r"srun|--coordinator|--launcher|wandb|imdb|=masked_lm|runs/(plays|kernel|chorales)|--config=(configs/)?compare_|=lra/"
 )
 
 
@@ -81,7 +81,8 @@ def run_command(words):
     overrides = [arg.removeprefix("--config.") for arg in args if arg.startswith("--config.")]
     if CHECKED_ONLY.search(line) and name != "data":
         load = comparison.load_comparison if name == "compare" else config.load_config
-        load(spec, overrides)
+        if spec:
+            load(spec, overrides)
         return
     if name == "bench":
         args = [*args, *TINY_BENCH]

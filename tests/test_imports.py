@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "xformer.attention": set(),
     "xformer.layer_terms": set(),  # what a layer tells the training step
     "xformer.nn": {"xformer.attention", "xformer.layer_terms"},
+    "xformer.music": {"xformer.extras"},
     "xformer.generate": set(),  # models come in as arguments
     "xformer.models": {"xformer.nn", "xformer.attention", "xformer.layer_terms"},
     "xformer.tasks": {"xformer.extras"},

@@ -10,6 +10,7 @@ PACKAGES = {
     "data": ("grain", "tensorflow_datasets", "array_record", "importlib_resources", "tokenizers"),
     "report": ("matplotlib", "jinja2", "scipy", "sklearn", "PIL"),
     "tensorboard": ("tensorboardX",),
+    "music": ("mido",),
     "ray": ("ray",),
     "submitit": ("submitit",),
     "wandb": ("wandb",),

@@ -94,7 +94,8 @@ def summed(terms: Terms) -> Terms:
 
 def by_example(pair: Pair, num_examples: int) -> Pair:
     """Weighted means `[examples]` and sums of weights of `[rows]`, of which each example has equally many in a row."""
-    return _mean(*(x.reshape(num_examples, -1) for x in pair), axis=1)
+    values, weights = (x.reshape(num_examples, -1) for x in pair)
+    return _mean(values, weights, axis=1)
 
 
 def _mean(values: Array, weights: Array, axis: int) -> Pair:

@@ -40,5 +40,5 @@ def frequencies(
 
 
 def magnitude(scaling: Scaling, factor: float) -> float:
-    """What queries and keys are multiplied by, each: for YaRN `0.1 ln s + 1` (Peng et al. 2023, equation 22), else 1."""
+    """What queries and keys are each multiplied by: for YaRN `0.1 ln s + 1` (Peng et al. 2023, equation 22), else 1."""
     return 0.1 * math.log(factor) + 1 if scaling == "yarn" else 1.0

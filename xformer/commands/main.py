@@ -15,6 +15,7 @@ COMMANDS = {
     "compare": "train every variant of a comparison and write the report",
     "predict": "what a trained model says of texts in files",
     "generate": "how a trained language model goes on with a text",
+    "chorales": "how a trained model goes on with Bach's chorales, as MIDI and as pictures",
     "data": "what data there is, making it, and what it is like",
     "inspect": "shapes, parameters, FLOPs and attention pattern of an experiment; trains nothing",
     "variants": "what every attention variant can do, what it costs, and which pairs it sees",

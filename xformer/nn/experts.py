@@ -185,8 +185,15 @@ def make_feed_forward(
         return None
     if num_experts == 1:
         return FeedForward(width, mlp_dim, **options)
-    experts = {"num_experts": num_experts, "experts_per_token": experts_per_token}
-    return MixtureOfExperts(width, mlp_dim, **experts, capacity=capacity, balance_weight=balance_weight, **options)
+    return MixtureOfExperts(
+        width,
+        mlp_dim,
+        num_experts=num_experts,
+        experts_per_token=experts_per_token,
+        capacity=capacity,
+        balance_weight=balance_weight,
+        **options,
+    )
 
 
 def places(expert: Array, num_experts: int) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 
 from xformer.checks import did_you_mean
 from xformer.lookup import Table
+from xformer.tasks.chorales import Chorales, NextPitches
 from xformer.tasks.classification import Classification
 from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
@@ -55,6 +56,7 @@ TASKS: Table[type[Task]] = Table(
         "image": Image,
         "masked_lm": MaskedLM,
         "language_model": LanguageModel,
+        "chorales": Chorales,
     },
     kind=Task,
 )
@@ -85,6 +87,7 @@ def build(config: Mapping[str, Any], path: str = "task") -> Task:
 
 __all__ = [
     "TASKS",
+    "Chorales",
     "Classification",
     "DataMissing",
     "Documents",
@@ -100,6 +103,7 @@ __all__ = [
     "Metric",
     "MultiLabel",
     "Needle",
+    "NextPitches",
     "NextTokens",
     "Order",
     "Origin",

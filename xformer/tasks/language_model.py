@@ -7,7 +7,7 @@ import logging
 import lzma
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -182,20 +182,38 @@ class LanguageModel(TextTask):
         return language_texts.own(given, self.text_field, shares)
 
 
+class Packing(Protocol):
+    """What rows of documents depend on; see `LanguageModel`."""
+
+    @property
+    def max_len(self) -> int: ...
+    @property
+    def packing(self) -> bool: ...
+    @property
+    def eval_stride(self) -> int: ...
+    @property
+    def num_validation(self) -> int | None: ...
+    @property
+    def num_test(self) -> int | None: ...
+    @property
+    def family(self) -> Family: ...
+    def sizes(self, preprocessing: Preprocessing | None = None) -> Sizes: ...
+
+
 class LanguageData(TaskData):
     """Documents, read as rows of pieces of them.
 
     An example is a row. `info` has the share of `padding` and the number of `documents` by split, and `stride`.
     """
 
-    def __init__(self, task: LanguageModel, corpus: store.Corpus) -> None:
+    def __init__(self, task: Packing, corpus: store.Corpus) -> None:
         splits = {split: _unlabelled(documents) for split, documents in corpus.splits.items()}
         facts = {**corpus.facts, "documents": {split: len(documents) for split, documents in splits.items()}}
         super().__init__(store.Corpus(splits, corpus.vocabulary, [], facts), task.max_len, task.family)
         self.sizes = task.sizes(self.preprocess)
         self.num_classes = self.sizes["num_classes"]
         self.labels_are_sequences = True
-        self._num_bytes = corpus.vocabulary.num_bytes
+        self._num_bytes = self.token_bytes
         self._rows: dict[str, Packed] = {}
         for split, documents in splits.items():
             stride = None if split == "train" else task.eval_stride
@@ -211,6 +229,11 @@ class LanguageData(TaskData):
             "stride": task.eval_stride,
         }
         logger.info(self.summary)
+
+    @property
+    def token_bytes(self) -> np.ndarray:
+        """Bytes of text that the token of each id spells, int [vocab_size]."""
+        return self.vocabulary.num_bytes
 
     @property
     def summary(self) -> str:
