@@ -26,6 +26,7 @@ SLOW = (
     "reuse.md",
     "many_devices.md",
     "own_documents.md",
+    "language_models.md",
 )  # several runs each: left to `make test-full`
 LISTOPS = {"task.preset": "listops_128", "task.num_train": 64, "task.num_validation": 16, "task.num_test": 16}
 TINY = {

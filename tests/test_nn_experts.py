@@ -64,6 +64,7 @@ def reference(layer, x, mask, *, room=None):
     return out, np.array(balance), np.array(dropped)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("num_experts", "each"), [(4, 1), (4, 2), (3, 3)])
 def test_it_is_what_the_papers_say(num_experts, each):
     layer = make(num_experts, each)
@@ -242,17 +243,18 @@ def test_step_by_step_it_decodes_as_in_one_call(dtype):
         np.testing.assert_allclose(logits.dense()[:, 0], whole[:, index], atol=1e-5)
 
 
-def test_every_model_takes_it():
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_it(name):
     extra = {"classifier": (2,), "two_tower": (2,), "token_classifier": (2,)}
     sizes = {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8, "num_experts": 2, "rngs": nnx.Rngs(0)}
     x = np.ones((2, 6), int)
-    for name, cls in MODELS.items():
-        model = cls(11, *extra.get(name, ()), 16, attention=Full(), **sizes)
-        model(x, None, *((x, None) if name == "two_tower" else ()), deterministic=False)
-        losses, _ = layer_terms.taken(model)
-        rows = 4 if name == "two_tower" else 2
-        assert losses["balance_loss"][0].shape == (rows,)
-        assert layer_terms.by_example(losses["balance_loss"], 2)[0].shape == (2,)
+    model = MODELS[name](11, *extra.get(name, ()), 16, attention=Full(), **sizes)
+    model(x, None, *((x, None) if name == "two_tower" else ()), deterministic=False)
+    losses, _ = layer_terms.taken(model)
+    rows = 4 if name == "two_tower" else 2
+    assert losses["balance_loss"][0].shape == (rows,)
+    assert layer_terms.by_example(losses["balance_loss"], 2)[0].shape == (2,)
 
 
 @pytest.mark.parametrize(
