@@ -14,61 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.relative_tiles import Relative
-from xformer.attention.rotary_scaling import SCALINGS, Scaling, frequencies, magnitude
+from xformer.attention.position_term import FARTHEST, Position
+from xformer.attention.rotary import Rotary
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
 from xformer.attention.sizing import block_for_length
-from xformer.checks import check_integer, did_you_mean
+from xformer.checks import check_integer
 from xformer.lookup import Table
 
 Array = jax.Array
-
-
-class Position:
-    """Base of all position terms. Subclasses are frozen dataclasses."""
-
-    @classmethod
-    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
-        """The term with sensible hyperparameters for inputs of up to `num_positions` positions; `overrides` win.
-
-        Raises ValueError as the constructor does.
-        """
-        return cls(**overrides)
-
-    @property
-    def num_embeddings(self) -> int:
-        """Distances that have an embedding each, which queries meet in a product."""
-        return 0
-
-    @property
-    def constant_beyond(self) -> int | None:
-        """Distance from which on the term is constant: one value behind a query and one ahead. None: it never is."""
-        return None
-
-    @property
-    def num_positions(self) -> int | None:
-        """How many positions, from 0, the term can tell apart; None: any number."""
-        return None
-
-    def init(self, rng: Array, shape: Shape) -> Params:
-        """The term's parameters: a dict of float32 arrays, empty where it has none."""
-        return {}
-
-    def rotate(self, x: Array, positions: Array) -> Array:
-        """Queries or keys `[batch, length, num_heads, head_dim]`, rotated.
-
-        `positions` is int `[length]` or `[batch or 1, length]`.
-        """
-        return x
-
-    def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative | None:
-        """Tables that the engine reads by distance. Raises ValueError for lengths the term cannot tell apart."""
-        return None
-
-
-FARTHEST = 2**24  # tokens: tables of distances are held in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,70 +186,6 @@ class ALiBi(Position):
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:
         return Relative(slopes=jnp.asarray(self.slopes(num_heads)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Rotary(Position):
-    """Rotary embeddings of Su et al. 2021 ("RoFormer"), equation 34: dimension pairs turn with the position.
-
-    Dimension `i` is paired with `i + head_dim / 2` (the halves convention of GPT-NeoX and LLaMA); the pair turns by
-    `position * base ** (-2 i / head_dim)`. Angles are computed in float32 whatever the dtype of the arrays.
-    `head_dim` must be even.
-
-    A model that was trained with `scaling="none"` reads contexts `factor` times longer with "linear", "ntk" or "yarn",
-    best after some more training; `xformer.attention.rotary_scaling` has the formulas. Layers of a stack may have
-    bases of their own.
-
-    Attributes:
-      base: of the angles.
-      scaling: how pairs are slowed down; "none": not at all.
-      factor: the longest context over the trained one, at least 1.
-      trained_len: tokens of the contexts it was trained on: for "yarn" needed, elsewhere to choose `factor` by.
-    """
-
-    base: float = 10_000.0
-    scaling: Scaling = "none"
-    factor: float = 1.0
-    trained_len: int | None = None
-
-    @classmethod
-    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
-        """With a scaling and a `trained_len`, `factor` is how many times longer the positions are."""
-        trained, scaled = overrides.get("trained_len"), overrides.get("scaling", "none") != "none"
-        if scaled and isinstance(trained, int) and trained > 0:
-            overrides = {"factor": max(num_positions / trained, 1.0), **overrides}
-        return cls(**overrides)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.base, bool) or not isinstance(self.base, int | float) or not 1 < self.base < math.inf:
-            raise ValueError(f"Rotary.base must be a number above 1, got {self.base!r}")
-        if self.scaling not in SCALINGS:
-            hint = did_you_mean(self.scaling, SCALINGS)
-            raise ValueError(f"Rotary.scaling must be one of {', '.join(SCALINGS)}, got {self.scaling!r}{hint}")
-        number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
-        if not number or not 1 <= self.factor < math.inf:
-            raise ValueError(f"Rotary.factor must be a number from 1, got {self.factor!r}")
-        if self.trained_len is not None:
-            check_integer("Rotary.trained_len", self.trained_len, at_most=FARTHEST, at_least=1)
-        if self.scaling == "none" and (self.factor != 1 or self.trained_len is not None):
-            given = f"factor={self.factor}, trained_len={self.trained_len}"
-            raise ValueError(f"Rotary.scaling must be linear, ntk or yarn with {given}, got 'none'")
-        if self.scaling == "yarn" and self.trained_len is None:
-            raise ValueError("Rotary.trained_len must be given with scaling='yarn', got None")
-
-    def rotate(self, x: Array, positions: Array) -> Array:
-        head_dim = x.shape[-1]
-        if head_dim % 2:
-            raise ValueError(f"head_dim must be even for Rotary, got {head_dim}")
-        dtype = compute_dtype(x.dtype)
-        steps = jnp.asarray(frequencies(head_dim, self.base, self.scaling, self.factor, self.trained_len), dtype)
-        steps = steps.reshape(*[1] * (positions.ndim + 1), -1)
-        angles = positions.astype(dtype)[..., None, None] * steps  # [..., length, 1, head_dim / 2]
-        angles = jnp.expand_dims(angles, range(x.ndim - angles.ndim))
-        size = magnitude(self.scaling, self.factor)
-        cos, sin = size * jnp.cos(angles), size * jnp.sin(angles)
-        first, second = jnp.split(x.astype(dtype), 2, axis=-1)
-        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
 
 
 POSITIONS: Table[Any] = Table(

@@ -1,0 +1,56 @@
+"""What every relative position term offers."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import jax
+
+from xformer.attention.engine.relative_tiles import Relative
+from xformer.attention.shape import Shape
+from xformer.attention.signature import Params
+
+Array = jax.Array
+FARTHEST = 2**24  # tokens: tables of distances are held in memory
+
+
+class Position:
+    """Base of all position terms. Subclasses are frozen dataclasses."""
+
+    @classmethod
+    def for_length(cls, num_positions: int, **overrides: Any) -> Self:
+        """The term with sensible hyperparameters for inputs of up to `num_positions` positions; `overrides` win.
+
+        Raises ValueError as the constructor does.
+        """
+        return cls(**overrides)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Distances that have an embedding each, which queries meet in a product."""
+        return 0
+
+    @property
+    def constant_beyond(self) -> int | None:
+        """Distance from which on the term is constant: one value behind a query and one ahead. None: it never is."""
+        return None
+
+    @property
+    def num_positions(self) -> int | None:
+        """How many positions, from 0, the term can tell apart; None: any number."""
+        return None
+
+    def init(self, rng: Array, shape: Shape) -> Params:
+        """The term's parameters: a dict of float32 arrays, empty where it has none."""
+        return {}
+
+    def rotate(self, x: Array, positions: Array) -> Array:
+        """Queries or keys `[batch, length, num_heads, head_dim]`, rotated.
+
+        `positions` is int `[length]` or `[batch or 1, length]`.
+        """
+        return x
+
+    def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative | None:
+        """Tables that the engine reads by distance. Raises ValueError for lengths the term cannot tell apart."""
+        return None
