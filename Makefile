@@ -54,13 +54,14 @@ lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx: lra-%: .v
 # Speed and memory beside PyTorch, Transformers and JAX's own attention, in an environment of their own.
 bench-peers: .venv-peers/stamp
 	.venv-peers/bin/python -m benchmarks.targets
+	.venv-peers/bin/python -m benchmarks.weights
 	.venv-peers/bin/python -m experiments.bench --attention=$(BENCH_ATTENTION) --lengths=$(BENCH_LENGTHS) \
 	  --call_seconds=10 --out=benchmarks/results/cpu.json
 
 .venv-peers/stamp: benchmarks/peers.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v[:2] != (3, 11) and f"the peers are pinned for Python 3.11, got {v[0]}.{v[1]}; try make bench-peers PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt -e '.[data,report]'
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt -e '.[data,report,weights]'
 	touch $@
 
 .venv/base.stamp:

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "xformer.music": {"xformer.extras"},
     "xformer.generate": set(),  # models come in as arguments
     "xformer.models": {"xformer.nn", "xformer.attention", "xformer.layer_terms"},
+    "xformer.weights": {"xformer.models", "xformer.attention", "xformer.extras"},
     "xformer.tasks": {"xformer.extras"},
     "xformer.cost": {"xformer.attention"},
     "xformer.difference": set(),

@@ -14,6 +14,7 @@ PACKAGES = {
     "ray": ("ray",),
     "submitit": ("submitit",),
     "wandb": ("wandb",),
+    "weights": ("safetensors",),
 }
 """What each extra of the distribution brings, by import name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Unpack
 
 import jax
@@ -10,9 +11,15 @@ from flax import nnx
 
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.nn import masked_mean
-from xformer.nn.check import check_sizes
+from xformer.nn.check import check_rates, check_sizes
+from xformer.nn.feed_forward import ACTIVATIONS
 
 Array = jax.Array
+Head = Literal["linear", "tanh", "gelu", "gelu_exact", "relu", "silu"]
+HEADS: dict[str, Callable[[Array], Array]] = {
+    "tanh": nnx.tanh,
+    **{name: ACTIVATIONS[name] for name in ("gelu", "gelu_exact", "relu", "silu")},
+}
 
 
 class EncoderClassifier(Encoder):
@@ -23,9 +30,13 @@ class EncoderClassifier(Encoder):
     Args:
       vocab_size, max_len: see Encoder.
       num_classes: number of logits.
-      pooling: what is classified: "mean" of the real tokens, or "cls", a trained vector put in front of them.
+      pooling: what is classified: "mean" of the real tokens, "cls", a trained vector put in front of them, or "first",
+        the first token, which the tokenizer puts there.
+      head: "linear", one dense layer; or the activation of a dense layer before it, of `width` features ("tanh": BERT's
+        pooler, Devlin et al. 2019, section 4.1).
+      head_dropout_rate: on what the last layer reads.
       chunk_len: a text is read in chunks of so many tokens, each by itself, with its own positions; what is classified
-        is the mean over the real tokens of all chunks, or over the CLS vectors of those that have any. Attention and
+        is the mean over the real tokens of all chunks, or over the first vectors of those that have any. Attention and
         positions are then made for `chunk_len`. None: the text is read as a whole.
       options: the keywords of Encoder.
 
@@ -39,7 +50,9 @@ class EncoderClassifier(Encoder):
         num_classes: int,
         max_len: int,
         *,
-        pooling: Literal["mean", "cls"] = "mean",
+        pooling: Literal["mean", "cls", "first"] = "mean",
+        head: Head = "linear",
+        head_dropout_rate: float = 0.0,
         chunk_len: int | None = None,
         **options: Unpack[EncoderOptions],
     ):
@@ -47,7 +60,15 @@ class EncoderClassifier(Encoder):
         self.chunk_len, self.longest = chunk_len, max_len
         super().__init__(vocab_size, max_len if chunk_len is None else min(max_len, chunk_len), pooling, **options)
         param_dtype, rngs = options.get("param_dtype", jnp.float32), options["rngs"]
-        self.classify = nnx.Linear(options["width"], num_classes, dtype=jnp.float32, param_dtype=param_dtype, rngs=rngs)
+        if head != "linear" and head not in HEADS:
+            raise ValueError(f"head must be one of linear, {', '.join(HEADS)}, got {head!r}")
+        check_rates(head_dropout_rate=head_dropout_rate)
+        dense: dict[str, Any] = {"dtype": jnp.float32, "param_dtype": param_dtype, "rngs": rngs}
+        self.head = head
+        self.dense = None if head == "linear" else nnx.Linear(options["width"], options["width"], **dense)
+        self.head_dropout = nnx.Dropout(head_dropout_rate)
+        self.has_dropout = self.has_dropout or head_dropout_rate > 0
+        self.classify = nnx.Linear(options["width"], num_classes, **dense)
 
     @staticmethod
     def num_positions(max_len: int, pooling: str | None = None, chunk_len: int | None = None) -> int:
@@ -59,6 +80,7 @@ class EncoderClassifier(Encoder):
         inputs: Array,
         mask: Array | None = None,
         *,
+        token_types: Array | None = None,
         global_tokens: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
@@ -68,19 +90,17 @@ class EncoderClassifier(Encoder):
         Returns:
           float32 logits `[batch, num_classes]`.
         """
+        given: dict[str, Any] = {"token_types": token_types, "global_tokens": global_tokens}
+        options: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
         if self.chunk_len is not None:
-            return self.classify(self._pool_chunks(inputs, mask, global_tokens, deterministic, rngs))
-        encoded_BxTxW = self.encode(inputs, mask, global_tokens=global_tokens, deterministic=deterministic, rngs=rngs)
-        return self.classify(self.pool(encoded_BxTxW, mask))
+            pooled_BxW = self._pool_chunks(inputs, mask, given, options)
+        else:
+            pooled_BxW = self.pool(self.encode(inputs, mask, **given, **options), mask)
+        if self.dense is not None:
+            pooled_BxW = HEADS[self.head](self.dense(pooled_BxW))
+        return self.classify(self.head_dropout(pooled_BxW, **options))
 
-    def _pool_chunks(
-        self,
-        inputs: Array,
-        mask: Array | None,
-        global_tokens: Array | None,
-        deterministic: bool,
-        rngs: nnx.Rngs | None,
-    ) -> Array:
+    def _pool_chunks(self, inputs: Array, mask: Array | None, given: dict[str, Any], options: dict[str, Any]) -> Array:
         """One vector an example, `[batch, width]`, of chunks encoded as so many more examples."""
         if inputs.ndim != 2 or inputs.shape[1] > self.longest:
             raise ValueError(f"inputs must be [batch, length] with length up to {self.longest}, got {inputs.shape}")
@@ -88,11 +108,10 @@ class EncoderClassifier(Encoder):
         mask = jnp.ones(inputs.shape, bool) if mask is None else mask > 0
         padding = ((0, 0), (0, -length % self.max_len))
         cut: Any = lambda x: None if x is None else jnp.pad(x, padding).reshape(-1, self.max_len)
-        chunks_CxT, mask_CxT, global_CxT = cut(inputs), cut(mask), cut(global_tokens)
-        encoded_CxTxW = self.encode(
-            chunks_CxT, mask_CxT, global_tokens=global_CxT, deterministic=deterministic, rngs=rngs
-        )
-        if self.cls is None:
+        mask_CxT = cut(mask)
+        chunked = {name: cut(x) for name, x in given.items()}
+        encoded_CxTxW = self.encode(cut(inputs), mask_CxT, **chunked, **options)
+        if self.pooling == "mean":
             return masked_mean(encoded_CxTxW.reshape(batch, -1, encoded_CxTxW.shape[-1]), mask_CxT.reshape(batch, -1))
-        cls_BxNxW = encoded_CxTxW[:, 0].reshape(batch, -1, encoded_CxTxW.shape[-1])
-        return masked_mean(cls_BxNxW, mask_CxT.any(axis=1).reshape(batch, -1))
+        first_BxNxW = encoded_CxTxW[:, 0].reshape(batch, -1, encoded_CxTxW.shape[-1])
+        return masked_mean(first_BxNxW, mask_CxT.any(axis=1).reshape(batch, -1))

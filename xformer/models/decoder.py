@@ -95,10 +95,14 @@ class Decoder(Encoder):
         """
         x_BxTxW = self.embed_tokens(inputs)
         length, max_len = caches[0].length, caches[0].max_len
+        if self.token_types is not None:
+            x_BxTxW += self.token_types(jnp.zeros_like(inputs))
         x_BxTxW = check_length(x_BxTxW[:, :, None], length, max_len)[:, :, 0]
         if self.positions is not None:
             places = length.reshape(-1, 1) + jnp.arange(inputs.shape[1], dtype=jnp.int32)
             x_BxTxW += self.positions.at(places, min(max_len, self.max_len))
+        if self.embedding_norm is not None:
+            x_BxTxW = self.embedding_norm(x_BxTxW)
         following: Caches = []
         for block, cache in zip(self.blocks, caches, strict=True):
             x_BxTxW, after = block(x_BxTxW, mask, cache=cache)

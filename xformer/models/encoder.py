@@ -11,7 +11,7 @@ from flax.typing import Dtype
 
 from xformer import layer_terms
 from xformer.attention import Attention, Shape, entries
-from xformer.checks import ArgumentError
+from xformer.checks import ArgumentError, check_integer
 from xformer.nn import Activation, EncoderBlock, NormType, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_heads, check_rates, check_sizes
 from xformer.nn.norm import make_norm
@@ -31,6 +31,7 @@ class EncoderOptions(TypedDict, total=False):
     mlp_dim: Required[int]
     dropout_rate: float
     attention_dropout_rate: float
+    hidden_dropout_rate: float | None
     norm: Literal["pre", "post"]
     norm_type: NormType
     norm_epsilon: float
@@ -40,7 +41,12 @@ class EncoderOptions(TypedDict, total=False):
     experts_per_token: int
     expert_capacity: float
     balance_weight: float
+    global_projections: bool
     position_embedding: Literal["sinusoidal", "learned", "none"]
+    position_offset: int
+    num_token_types: int
+    scale_embeddings: bool
+    embedding_norm: bool
     share_attention_params: bool
     remat: bool
     scan_layers: bool
@@ -65,13 +71,21 @@ class Encoder(nnx.Module):
     Args:
       vocab_size: token ids are in [0, vocab_size).
       max_len: longest input in tokens, not counting the CLS vector.
-      pooling: what `pool` makes one vector of: "mean" of the real tokens, or "cls". None: `pool` is not called.
+      pooling: what `pool` makes one vector of: "mean" of the real tokens, "cls", or "first", the first token, which the
+        tokenizer puts there. None: `pool` is not called.
       attention: an `xformer.attention` op.
       num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, share_qk, norm, norm_type,
-        norm_epsilon, activation, qk_norm, num_experts, experts_per_token, expert_capacity, balance_weight: see
-        EncoderBlock.
+        norm_epsilon, activation, qk_norm, num_experts, experts_per_token, expert_capacity, balance_weight,
+        global_projections: see EncoderBlock.
       dropout_rate: on embeddings and in blocks. attention_dropout_rate: on attention weights.
+        hidden_dropout_rate: inside feed-forward layers; None: as `dropout_rate`.
       position_embedding: "sinusoidal", "learned" or "none"; added to the token embeddings.
+      position_offset: rows of learned positions before the first token's; above 0, real tokens alone are counted, as
+        RoBERTa does (Liu et al. 2019, whose tables have 2 such rows).
+      num_token_types: kinds of tokens, each with a vector that is added to the token embeddings (BERT's segments:
+        Devlin et al. 2019, section 3); 0: none.
+      scale_embeddings: vectors of tokens and learned positions are multiplied by sqrt(width).
+      embedding_norm: a norm of the sum of the embeddings, before their dropout.
       share_attention_params: one set of the op's own parameters for all layers (Linformer's layerwise sharing); with
         `Layers`, one for all layers of an entry.
       remat: the backward pass keeps only the input of each block and computes the rest of it again.
@@ -90,7 +104,7 @@ class Encoder(nnx.Module):
         self,
         vocab_size: int,
         max_len: int,
-        pooling: Literal["mean", "cls"] | None = None,
+        pooling: Literal["mean", "cls", "first"] | None = None,
         *,
         attention: Attention,
         num_layers: int,
@@ -99,6 +113,7 @@ class Encoder(nnx.Module):
         mlp_dim: int,
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
+        hidden_dropout_rate: float | None = None,
         norm: Literal["pre", "post"] = "pre",
         norm_type: NormType = "layer",
         norm_epsilon: float = 1e-6,
@@ -108,7 +123,12 @@ class Encoder(nnx.Module):
         experts_per_token: int = 1,
         expert_capacity: float = 1.25,
         balance_weight: float = 0.01,
+        global_projections: bool = False,
         position_embedding: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
+        position_offset: int = 0,
+        num_token_types: int = 0,
+        scale_embeddings: bool = True,
+        embedding_norm: bool = False,
         share_attention_params: bool = False,
         remat: bool = False,
         scan_layers: bool = False,
@@ -122,18 +142,24 @@ class Encoder(nnx.Module):
         check_sizes(vocab_size=vocab_size, max_len=max_len, num_layers=num_layers)
         self.heads = (num_heads, check_heads(width, num_heads, num_kv_heads, head_dim), num_kv_heads)
         check_rates(dropout_rate=dropout_rate, attention_dropout_rate=attention_dropout_rate)
+        check_rates(hidden_dropout_rate=hidden_dropout_rate or 0.0)
+        check_integer("num_token_types", num_token_types, at_least=0)
         if num_layers > MAX_LAYERS:
             raise ValueError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
-        if pooling not in ("mean", "cls", None):
-            raise ValueError(f"pooling must be 'mean' or 'cls', got {pooling!r}")
+        if pooling not in ("mean", "cls", "first", None):
+            raise ValueError(f"pooling must be 'mean', 'cls' or 'first', got {pooling!r}")
         num_positions = self.num_positions(max_len, pooling)
         self.period = len(entries(attention))
         _check_attention(attention, num_positions, num_layers, pooling, scan_layers, share_attention_params)
 
         dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
-        self.embed = TokenEmbedding(vocab_size, width, **dtypes, rngs=rngs)
+        vectors: dict[str, Any] = {"scale": scale_embeddings, **dtypes, "rngs": rngs}
+        self.embed = TokenEmbedding(vocab_size, width, **vectors)
         self.cls = nnx.Param(jax.random.normal(rngs.params(), (width,), param_dtype)) if pooling == "cls" else None
-        self.positions = make_positions(position_embedding, num_positions, width, **dtypes, rngs=rngs)
+        self.positions = make_positions(position_embedding, num_positions, width, offset=position_offset, **vectors)
+        self.token_types = TokenEmbedding(num_token_types, width, **vectors) if num_token_types else None
+        make_own_norm = lambda: make_norm(norm_type, width, epsilon=norm_epsilon, **dtypes, rngs=rngs)
+        self.embedding_norm = make_own_norm() if embedding_norm else None
         self.dropout = nnx.Dropout(dropout_rate)
 
         def make_block(rngs: nnx.Rngs, layer: int = 0) -> EncoderBlock:
@@ -154,8 +180,10 @@ class Encoder(nnx.Module):
                 experts_per_token=experts_per_token,
                 expert_capacity=expert_capacity,
                 balance_weight=balance_weight,
+                global_projections=global_projections,
                 dropout_rate=dropout_rate,
                 attention_dropout_rate=attention_dropout_rate,
+                hidden_dropout_rate=hidden_dropout_rate,
                 **dtypes,
                 rngs=rngs,
             )
@@ -171,11 +199,11 @@ class Encoder(nnx.Module):
                 stack.make_blocks(make_block, num_layers, period=self.period, rngs=rngs, shared=share_attention_params)
             )
         # Post-norm blocks end on a norm of their own.
-        final_norm = lambda: make_norm(norm_type, width, epsilon=norm_epsilon, **dtypes, rngs=rngs)
-        self.final_norm = final_norm() if norm == "pre" else None
+        self.final_norm = make_own_norm() if norm == "pre" else None
         self.attention, self.num_layers, self.max_len = attention, num_layers, max_len
         self.share_attention_params, self.remat, self.scan_layers = share_attention_params, remat, scan_layers
-        self.has_dropout = dropout_rate > 0 or attention_dropout_rate > 0
+        self.pooling, self.position_offset = pooling, position_offset
+        self.has_dropout = max(dropout_rate, attention_dropout_rate, hidden_dropout_rate or 0.0) > 0
 
     @staticmethod
     def num_positions(max_len: int, pooling: str | None = None) -> int:
@@ -191,6 +219,7 @@ class Encoder(nnx.Module):
         inputs: Array,
         mask: Array | None = None,
         *,
+        token_types: Array | None = None,
         global_tokens: Array | None = None,
         segment_ids: Array | None = None,
         deterministic: bool = True,
@@ -201,6 +230,7 @@ class Encoder(nnx.Module):
         Args:
           inputs: int `[batch, length]` token ids.
           mask: bool `[batch, length]`, True where a token is real; None: all are.
+          token_types: int `[batch, length]` below `num_token_types`; None: all are 0. A CLS vector has none.
           global_tokens: bool `[batch, length]`, True at tokens that attend to all and are attended by all, for ops that
             tell them apart (`Longformer`); a CLS vector is one of them. None: the op's own.
           segment_ids: int `[batch, length]` of packed documents, each in one piece: tokens of different segments do not
@@ -212,22 +242,32 @@ class Encoder(nnx.Module):
           float32 `[batch, length, width]`; with a CLS vector `[batch, 1 + length, width]`, its own first.
 
         Raises:
-          ValueError: inputs of another rank or longer than `max_len`, or dropout without `rngs`.
+          ValueError: inputs of another rank or longer than `max_len`, dropout without `rngs`, or token types that the
+            model does not have.
         """
         if inputs.ndim != 2 or inputs.shape[1] > self.max_len:
             raise ValueError(f"inputs must be [batch, length] with length up to {self.max_len}, got {inputs.shape}")
         if self.has_dropout and not deterministic and rngs is None:
             raise ValueError("deterministic=False needs rngs with a stream 'dropout', got rngs=None")
+        if token_types is not None and self.token_types is None:
+            raise ValueError("token_types must be None where num_token_types is 0, got an array")
         x_BxTxW = self.embed_tokens(inputs)
+        if self.token_types is not None:
+            x_BxTxW += self.token_types(jnp.zeros_like(inputs) if token_types is None else token_types)
         if self.cls is not None:
             x_BxTxW = jnp.pad(x_BxTxW, ((0, 0), (1, 0), (0, 0))).at[:, 0].set(self.cls[...].astype(x_BxTxW.dtype))
             first = lambda x: None if x is None else jnp.pad(x, ((0, 0), (1, 0)), constant_values=1)
             mask, global_tokens = first(mask), first(global_tokens)
         if self.positions is not None:
-            if segment_ids is None:
-                x_BxTxW += self.positions(x_BxTxW.shape[1])
-            else:
+            if segment_ids is not None:
                 x_BxTxW += self.positions.at(positions_in_segments(segment_ids), self.max_len)
+            elif self.position_offset and mask is not None:
+                real_BxT = jnp.cumsum(mask > 0, axis=1, dtype=jnp.int32)
+                x_BxTxW += self.positions.at(jnp.maximum(real_BxT - 1, 0), x_BxTxW.shape[1])
+            else:
+                x_BxTxW += self.positions(x_BxTxW.shape[1])
+        if self.embedding_norm is not None:
+            x_BxTxW = self.embedding_norm(x_BxTxW)
         x_BxTxW = self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
         keys = None
         if self.has_dropout and not deterministic and rngs is not None:
@@ -266,8 +306,8 @@ class Encoder(nnx.Module):
         return x_BxTxW.astype(jnp.float32)
 
     def pool(self, x: Array, mask: Array | None) -> Array:
-        """One vector for each example of what `encode` gave, `[batch, width]`: CLS, or the mean of the real tokens."""
-        return masked_mean(x, mask) if self.cls is None else x[:, 0]
+        """One vector for each example of what `encode` gave, `[batch, width]`: the first, or the mean of the real."""
+        return x[:, 0] if self.pooling in ("cls", "first") else masked_mean(x, mask)
 
     @property
     def stacked_blocks(self) -> list[EncoderBlock]:
@@ -295,11 +335,11 @@ def positions_in_segments(segment_ids: Array) -> Array:
 def _check_attention(
     attention: Attention, num_positions: int, num_layers: int, pooling: str | None, scan: bool, share: bool
 ) -> None:
-    if pooling == "cls" and attention.causal:
+    if pooling in ("cls", "first") and attention.causal:
         raise ArgumentError(
             "pooling",
-            "pooling must be 'mean' where attention is causal, got 'cls': its vector stands in front of the tokens and "
-            "would see none of them",
+            f"pooling must be 'mean' where attention is causal, got {pooling!r}: its vector stands in front of the "
+            "tokens and would see none of them",
         )
     ops = entries(attention)
     for index, op in enumerate(ops):

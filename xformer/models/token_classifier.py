@@ -39,6 +39,7 @@ class TokenClassifier(Encoder):
         mask: Array | None = None,
         *,
         places: Array | None = None,
+        token_types: Array | None = None,
         global_tokens: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
@@ -51,5 +52,6 @@ class TokenClassifier(Encoder):
         Returns:
           float32 logits `[batch, places, num_classes]`; those of padding are finite and mean nothing.
         """
-        encoded_BxTxW = self.encode(inputs, mask, global_tokens=global_tokens, deterministic=deterministic, rngs=rngs)
+        given = {"token_types": token_types, "global_tokens": global_tokens}
+        encoded_BxTxW = self.encode(inputs, mask, **given, deterministic=deterministic, rngs=rngs)
         return self.classify(at_places(encoded_BxTxW, places))

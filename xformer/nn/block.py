@@ -31,14 +31,16 @@ class EncoderBlock(nnx.Module):
 
     Args:
       width: features of the input and of the output.
-      num_heads, num_kv_heads, head_dim, share_qk, attention_fn, qk_norm: see MultiHeadAttention.
+      num_heads, num_kv_heads, head_dim, share_qk, attention_fn, qk_norm, global_projections: see
+        MultiHeadAttention.
       mlp_dim, activation: see FeedForward; with mlp_dim 0 the block is attention alone, as in the models of Arora et
         al. 2024, section 4.
       num_experts, experts_per_token, expert_capacity, balance_weight: see MixtureOfExperts; 1 expert is a FeedForward.
       norm: "pre" or "post".
       norm_type: "layer", layer normalization, or "rms", RMSNorm. norm_epsilon: what it adds to the variance.
       dropout_rate: after attention and inside and after the feed-forward layer.
-      attention_dropout_rate: on the attention weights.
+      attention_dropout_rate: on the attention weights. hidden_dropout_rate: inside the feed-forward layer; None: as
+        `dropout_rate`.
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params`.
     """
@@ -62,8 +64,10 @@ class EncoderBlock(nnx.Module):
         experts_per_token: int = 1,
         expert_capacity: float = 1.25,
         balance_weight: float = 0.01,
+        global_projections: bool = False,
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
+        hidden_dropout_rate: float | None = None,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -80,6 +84,7 @@ class EncoderBlock(nnx.Module):
             share_qk=share_qk,
             dropout_rate=attention_dropout_rate,
             qk_norm=qk_norm,
+            global_projections=global_projections,
             **kwargs,
         )
         norm_of: dict[str, Any] = {"epsilon": norm_epsilon, **kwargs}
@@ -90,7 +95,7 @@ class EncoderBlock(nnx.Module):
             experts_per_token=experts_per_token,
             capacity=expert_capacity,
             balance_weight=balance_weight,
-            dropout_rate=dropout_rate,
+            dropout_rate=dropout_rate if hidden_dropout_rate is None else hidden_dropout_rate,
             activation=activation,
             **kwargs,
         )

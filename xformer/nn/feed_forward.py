@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,8 +15,14 @@ from xformer.nn.check import check_rates, check_sizes
 from xformer.nn.tokens import flatten
 
 Array = jax.Array
-Activation = Literal["gelu", "relu", "swiglu"]
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": nnx.gelu, "relu": nnx.relu, "swiglu": nnx.silu}
+Activation = Literal["gelu", "gelu_exact", "relu", "silu", "swiglu"]
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": nnx.gelu,
+    "gelu_exact": functools.partial(nnx.gelu, approximate=False),
+    "relu": nnx.relu,
+    "silu": nnx.silu,
+    "swiglu": nnx.silu,
+}
 
 
 class FeedForward(nnx.Module):
@@ -25,8 +32,9 @@ class FeedForward(nnx.Module):
       width: features of the input and of the output.
       mlp_dim: features of the hidden layer.
       dropout_rate: share of the hidden features dropped in training.
-      activation: applied to the hidden layer: "gelu" (its tanh form), "relu", or any function. "swiglu": the hidden
-        layer is silu(x W) * (x V), V being a third dense layer, `gate` (Shazeer 2020, equation 6).
+      activation: applied to the hidden layer: "gelu" (its tanh form), "gelu_exact" (as defined in
+        Hendrycks and Gimpel 2016), "relu", "silu", or any function. "swiglu": the hidden layer is silu(x W) * (x V), V
+        being a third dense layer, `gate` (Shazeer 2020, equation 6).
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params` draws the Glorot-uniform kernels.
     """

@@ -14,6 +14,7 @@ from xformer.attention import Attention
 from xformer.nn.attention_fn import AttentionFn
 from xformer.nn.cache import AnyCache, init_cache
 from xformer.nn.check import check_heads, check_rates
+from xformer.nn.global_attention import GlobalAttention
 from xformer.nn.linear_general import LinearGeneral
 from xformer.nn.norm import RMSNorm
 
@@ -36,6 +37,7 @@ class MultiHeadAttention(nnx.Module):
       use_bias: whether the four projections have a bias.
       qk_norm: queries and keys are normalised to a root mean square of 1 over the features of a head, times a trained
         scale, before positions enter (RMSNorm; Henry et al. 2020 normalise to a length of 1).
+      global_projections: global tokens attend by projections of their own, see GlobalAttention.
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params` draws the Glorot-uniform kernels.
 
@@ -56,6 +58,7 @@ class MultiHeadAttention(nnx.Module):
         share_qk: bool = False,
         use_bias: bool = True,
         qk_norm: bool = False,
+        global_projections: bool = False,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -87,6 +90,8 @@ class MultiHeadAttention(nnx.Module):
         norm: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else None
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else None
+        own = lambda: GlobalAttention(width, num_heads, num_kv_heads, head_dim, op, **kwargs)
+        self.global_attention = own() if global_projections else None
         self.attention_fn = attention_fn
         self.dropout_rate, self.share_qk = dropout_rate, share_qk
         self.num_heads, self.kv_heads, self.head_dim, self.dtype = num_heads, num_kv_heads, head_dim, dtype
@@ -202,6 +207,8 @@ class MultiHeadAttention(nnx.Module):
             return self.out(out_BxTxHxD), following
         options["mask"] = None if mask is None else mask[:, None, None, :]
         out_BxTxHxD = self.attention_fn(query, key, value, **dropout, **options)
+        if self.global_attention is not None:
+            out_BxTxHxD = self.global_attention(x, out_BxTxHxD, global_tokens, dropout | options)
         if not deterministic and isinstance(self.attention_fn, AttentionFn):
             self.attention_fn.update_constants(query, key, options["mask"])
         return self.out(out_BxTxHxD)

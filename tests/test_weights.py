@@ -1,0 +1,247 @@
+"""Models out of Hugging Face folders give the logits that their library gave; see fixtures/weights/README.md."""
+
+import json
+import logging
+import weakref
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from xformer import weights
+from xformer.attention import ATTENTIONS
+from xformer.weights import folder
+from xformer.weights.loading import path_name
+
+FIXTURES = Path(__file__).parent / "fixtures" / "weights"
+NAMES = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
+
+
+def expected(name):
+    with np.load(FIXTURES / name / "expected.npz") as arrays:
+        arrays = dict(arrays)
+    return arrays, arrays.pop("logits")
+
+
+def call(model, arrays):
+    run = nnx.jit(lambda model, arrays: model(**arrays))
+    out = run(model, arrays)
+    return np.asarray(out.dense() if hasattr(out, "dense") else out)
+
+
+def distance(logits, there, mask):
+    real = mask if there.ndim == 3 else np.ones(len(there), bool)
+    return np.abs(logits - there)[real].max()
+
+
+def tensors_of(folder):
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+def load(name, **kwargs):
+    return weights.load(FIXTURES / name, as_released="big_bird" in name, **kwargs)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_theirs(name):
+    arrays, there = expected(name)
+    found = load(name)
+    assert distance(call(found.model, arrays), there, arrays["mask"]) < 2e-6
+    assert found.fresh == []
+    assert all("pooler" in name or "seq_relationship" in name for name in found.unused)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_written_holds_the_same_tensors_and_sizes(name, tmp_path):
+    found = load(name)
+    folder = weights.save(found, tmp_path / "out")
+    ours, theirs = tensors_of(folder), tensors_of(FIXTURES / name)
+    assert ours.keys() == theirs.keys() - set(found.unused)
+    for key in ours.keys() - {"cls.predictions.bias"}:  # which an untied model does not read
+        x = ours[key]
+        np.testing.assert_array_equal(x, theirs[key])
+    before, after = (json.loads((path / "config.json").read_text()) for path in (FIXTURES / name, folder))
+    spelt = ("attention_window", "classifier_dropout", "n_inner")  # null there, or one number for all layers
+    assert {key: after.get(key) for key in before if key not in spelt} == {
+        key: value for key, value in before.items() if key not in spelt
+    } | {"architectures": after["architectures"]}
+    assert weights.load(folder, as_released="big_bird" in name).architecture == found.architecture
+
+
+def test_shards_equal_one_file(tmp_path):
+    found = load("bert_classifier")
+    folder = weights.save(found, tmp_path / "out", shard_bytes=9000)
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(files) > 3 and sorted(set(index.values())) == files
+    assert all((folder / file).stat().st_size < 9000 + 4096 for file in files)  # and the header
+    again = weights.load(folder)
+    for one, two in zip(*(nnx.to_flat_state(nnx.state(x.model)) for x in (found, again)), strict=True):
+        np.testing.assert_array_equal(one[1][...], two[1][...])
+
+
+def test_half_precision_is_read_and_kept(tmp_path):
+    found = load("gpt2", param_dtype=jnp.bfloat16)
+    folder = weights.save(found, tmp_path / "out")
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    again = weights.load(folder)  # in float32
+    there, here = (dict(nnx.to_flat_state(nnx.state(x.model, nnx.Param))) for x in (found, again))
+    for path, value in here.items():
+        assert value[...].dtype == jnp.float32
+        np.testing.assert_array_equal(value[...], there[path][...].astype(jnp.float32))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "name, options, changed",
+    [
+        ("bert_masked_lm", {"num_token_types": 2}, "token_types"),
+        ("roberta_classifier", {}, "offset"),
+        ("bert_masked_lm", {"activation": "gelu"}, "gelu"),
+        ("bert_pretraining", {"norm_epsilon": 1e-12}, "epsilon"),
+        ("longformer_global", {}, "global_tokens"),
+    ],
+)
+def test_what_makes_them_equal_is_needed(name, options, changed):
+    """Without it logits move by far more than the tolerance: the fixtures would show its absence."""
+    arrays, there = expected(name)
+    if changed in arrays:
+        del arrays[changed]
+    found = load(name, options=options)
+    if changed == "offset":
+        table = found.model.positions.table
+        table[...] = jnp.roll(table[...], -1, axis=0)
+    assert distance(call(found.model, arrays), there, arrays["mask"]) > 1e-4
+
+
+def test_roberta_counts_real_tokens_only():
+    """With padding in front, positions begin at the first real token, as theirs do."""
+    arrays, _ = expected("roberta_classifier")
+    found = load("roberta_classifier")
+    inputs, mask = arrays["inputs"][1:2], arrays["mask"][1:2]
+    moved = {"inputs": np.roll(inputs, 7, axis=1), "mask": np.roll(mask, 7, axis=1)}
+    assert not moved["mask"][0, 0]
+    both = [np.asarray(found.model.encode(*(jnp.asarray(x[key]) for key in ("inputs", "mask")))) for x in
+            ({"inputs": inputs, "mask": mask}, moved)]  # fmt: skip
+    np.testing.assert_allclose(both[1][0, 7:], both[0][0, :-7], atol=2e-6)
+
+
+@pytest.mark.full
+def test_any_variant_takes_the_weights(caplog):
+    """Every op that is no causal state: what it has of its own is drawn and named, the rest is theirs."""
+    theirs = tensors_of(FIXTURES / "bert_classifier")
+    for name in sorted(ATTENTIONS):
+        if name in ("retention", "reformer"):  # causal; one projection for queries and keys
+            continue
+        section = {"name": name}
+        with caplog.at_level(logging.WARNING):
+            found = load("bert_classifier", attention=section)
+        own = {path.rpartition("attention_fn/")[2].partition("/")[0] for path in found.fresh}
+        assert own <= {"params", "constants"}, (name, found.fresh)
+        assert not found.fresh or "drawn freshly" in caplog.text
+        kernel = found.model.blocks[1].feed_forward.expand.kernel[...]
+        np.testing.assert_array_equal(kernel.T, theirs["bert.encoder.layer.1.intermediate.dense.weight"])
+
+
+def test_longformer_from_roberta_starts_with_the_same_logits():
+    """Within the window nothing changes, and global projections begin as copies (Beltagy et al. 2020, section 5)."""
+    arrays, there = expected("roberta_classifier")
+    section = {"name": "longformer", "window": 64, "num_global_tokens": 1}
+    found = load("roberta_classifier", attention=section, options={"global_projections": True})
+    assert found.fresh == []
+    assert distance(call(found.model, arrays), there, arrays["mask"]) < 2e-6
+
+
+@pytest.mark.parametrize("how", ["copy", "interpolate"])
+def test_longer_positions(how, caplog):
+    with caplog.at_level(logging.INFO):
+        found = load("roberta_masked_lm", max_len=70, positions=how)
+    there = tensors_of(FIXTURES / "roberta_masked_lm")["roberta.embeddings.position_embeddings.weight"]
+    table = np.asarray(found.model.positions.table[...])
+    offset, length = 2, 29
+    np.testing.assert_array_equal(table[:offset], there[:offset])
+    body, old = table[offset:], there[offset:]
+    assert body.shape[0] == 70 and "positions: 29 there, 70 here" in caplog.text
+    if how == "copy":
+        np.testing.assert_array_equal(body[length : 2 * length], old)
+        arrays, logits = expected("roberta_masked_lm")
+        assert distance(call(found.model, arrays), logits, arrays["mask"]) < 2e-6
+    else:
+        np.testing.assert_array_equal(body[0], old[0])
+        np.testing.assert_allclose(body[-1], old[-1], atol=1e-6)
+        places = np.linspace(0, length - 1, 70)
+        by_column = np.stack([np.interp(places, np.arange(length), column) for column in old.T], axis=1)
+        np.testing.assert_allclose(body, by_column, atol=1e-6)
+
+
+def test_another_head_is_drawn_and_named(caplog):
+    with caplog.at_level(logging.WARNING):
+        found = load("bert_masked_lm", model="classifier", num_classes=7)
+    assert found.fresh == ["classify/bias", "classify/kernel", "dense/bias", "dense/kernel"]
+    assert any(name.startswith("cls.predictions") for name in found.unused)
+    assert "classify/bias" in caplog.text and "cls.predictions" in caplog.text
+    arrays, _ = expected("bert_masked_lm")
+    assert call(found.model, arrays).shape == (3, 7)
+    again = load("bert_masked_lm", model="classifier", num_classes=7)
+    np.testing.assert_array_equal(again.model.classify.kernel[...], found.model.classify.kernel[...])
+    other = load("bert_masked_lm", model="classifier", num_classes=7, seed=1)
+    assert np.abs(other.model.classify.kernel[...] - found.model.classify.kernel[...]).max() > 0.01
+
+
+def test_a_head_for_other_classes_keeps_the_rest(tmp_path):
+    found = load("roberta_classifier", num_classes=6)
+    assert found.fresh == ["classify/bias", "classify/kernel"]
+    folder = weights.save(found, tmp_path / "out")
+    assert len(json.loads((folder / "config.json").read_text())["id2label"]) == 6
+    assert weights.load(folder).architecture.num_classes == 6
+
+
+@pytest.mark.parametrize(
+    "kwargs, reason",
+    [
+        ({"attention": {"name": "window", "left": 3, "right": 3}}, "attention is Window"),
+        ({"options": {"norm": "pre"}}, "model.norm is 'pre', there 'post'"),
+        ({"options": {"activation": "swiglu"}}, "hidden_act"),
+        ({"options": {"pooling": "mean"}}, "model.pooling is 'mean', there 'first'"),
+        ({"options": {"norm_type": "rms"}}, "model.norm_type is 'rms', there 'layer'"),
+    ],
+)
+def test_what_is_none_of_theirs_is_refused_with_the_reason(kwargs, reason, tmp_path):
+    found = load("bert_classifier", **kwargs)
+    with pytest.raises(weights.WeightsError) as error:
+        weights.save(found, tmp_path / "out")
+    assert reason in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_tensor_at_a_time(monkeypatch):
+    """While one tensor is read, no other is still held: what stays is the model itself."""
+    alive, most, read = [], [], folder.Folder.read
+
+    def counted(self, name):
+        tensor = read(self, name).copy()
+        alive.append(weakref.ref(tensor))
+        most.append(sum(ref() is not None for ref in alive))
+        return tensor
+
+    monkeypatch.setattr(folder.Folder, "read", counted)
+    monkeypatch.setattr("xformer.weights.loading.jnp.asarray", lambda x, dtype: jnp.array(x, dtype, copy=True))
+    load("bert_masked_lm")
+    assert len(most) == 42 and max(most) <= 2  # the one before is let go when the next has come
+
+
+def test_paths_are_told_apart():
+    """An attention layer's `value` is no end of a path."""
+    found = load("gpt2")
+    state = nnx.state(found.model, nnx.Param)
+    paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    assert len(paths) == len(set(paths)) and "blocks/0/attention/value/kernel" in paths

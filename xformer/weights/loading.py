@@ -1,0 +1,191 @@
+"""A model of ours from a Hugging Face folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.typing import Dtype
+
+from xformer.attention import build
+from xformer.weights import families, position_tables
+from xformer.weights.big_bird import AS_RELEASED
+from xformer.weights.errors import WeightsError
+from xformer.weights.family import Architecture, Family
+from xformer.weights.folder import CONFIG, Folder
+from xformer.weights.keys import Keys
+from xformer.weights.layout import Shape
+from xformer.weights.position_tables import Extension
+from xformer.weights.tensors import Tensors
+
+logger = logging.getLogger(__name__)
+POSITIONS = "positions/table"
+CLASSES = ("classify/kernel", "classify/bias")
+SHOWN = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A model out of a folder.
+
+    Attributes:
+      model: the NNX module, called as `architecture.model` of `MODELS` is.
+      architecture: what it was made from; `architecture.attention` and `architecture.options` are the `attention` and
+        `model` sections of a config.
+      config: what `config.json` holds.
+      fresh: paths of arrays that the folder has not, drawn freshly.
+      unused: names of tensors that the model has no place for.
+      folder: where it comes from.
+    """
+
+    model: nnx.Module
+    architecture: Architecture
+    config: Mapping[str, Any]
+    fresh: list[str]
+    unused: list[str]
+    folder: Path
+
+
+def load(
+    path: str | Path,
+    *,
+    model: str | None = None,
+    num_classes: int | None = None,
+    attention: Mapping[str, Any] | None = None,
+    max_len: int | None = None,
+    positions: Extension = "copy",
+    options: Mapping[str, Any] | None = None,
+    as_released: bool = False,
+    dtype: Dtype = jnp.float32,
+    param_dtype: Dtype = jnp.float32,
+    seed: int = 0,
+) -> Pretrained:
+    """The model that a Hugging Face folder holds, with the same logits; or another one that starts from it.
+
+    `config.json` and `model.safetensors`, or its shards, are read. Tensors are read one at a time: at no time is there
+    a second copy of the model. What a model gets that the folder has not is drawn freshly, and named.
+
+    Args:
+      path: the folder, or a `.safetensors` file in it.
+      model: "masked_lm", "classifier", "token_classifier" or "decoder"; None: the one that the folder's class is.
+      num_classes: of a classifier; where the folder has others, the last layer is drawn freshly. None: the folder's.
+      attention: the section of another op, such as `{"name": "longformer", "window": 512}`; None: the folder's own.
+      max_len: longest input in tokens; None: the folder's.
+      positions: what a longer table of positions is made of: "copy" or "interpolate".
+      as_released: a block-sparse BigBird computes what their code does in evaluation: in place of random blocks it
+        counts the first block again (`ReleasedBigBird`), so that logits can be compared. By default random blocks are
+        drawn, as the paper defines.
+      options: other keys of the `model` section, such as dropout rates or `remat`.
+      dtype: of the computation. param_dtype: of the parameters.
+      seed: of what is drawn freshly.
+
+    Raises:
+      WeightsError: no such folder, only a pickle, damaged files, a family, head or activation that is not known here,
+        a missing tensor or one of another shape.
+      MissingExtra: `safetensors` is not installed.
+    """
+    folder = Folder(path)
+    family, architecture = describe(folder, model)
+    if as_released and architecture.attention["name"] == "bigbird":
+        architecture = dataclasses.replace(architecture, attention={**architecture.attention, "name": AS_RELEASED})
+    changes: dict[str, Any] = {"attention": attention, "max_len": max_len}
+    if num_classes is not None and architecture.num_classes is None:
+        raise WeightsError(f"num_classes must be None for {architecture.model}, which has none, got {num_classes}")
+    changes["num_classes"] = num_classes
+    changed = {key: value for key, value in changes.items() if value is not None}
+    own = dict(architecture.options)
+    if attention is not None and own.get("global_projections") and not build(attention).GLOBAL_TOKENS:
+        own["global_projections"] = False  # other ops have no global tokens
+    changed["options"] = {**own, **(options or {})}
+    position_tables.check_extension(positions)
+    architecture = dataclasses.replace(architecture, **changed)
+    tensors = Tensors(folder, family, architecture)
+    make = lambda: architecture.make(nnx.Rngs(seed), dtype, param_dtype)
+    try:
+        abstract = nnx.eval_shape(make)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise WeightsError(f"{folder.path / CONFIG}: no model can be made of it: {error}") from error
+    made, fresh = _fill(abstract, make, tensors, positions, architecture.options.get("position_offset", 0))
+    for what, names in (("drawn freshly, not from", fresh), ("left, no place for them, of", tensors.unused)):
+        if names:
+            logger.warning("%d arrays %s %s: %s", len(names), what, folder.path, _short(names))
+    return Pretrained(made, architecture, folder.config, fresh, tensors.unused, folder.path)
+
+
+def describe(folder: Folder, model: str | None = None) -> tuple[Family, Architecture]:
+    """The family and the architecture that a folder's config describes, with the head of `model` if given."""
+    keys = Keys(folder.config, folder.path / CONFIG)
+    model_type, family = families.find(keys)
+    own = families.model_of(keys, model_type, family)
+    return family, family.read(keys, families.check_model(keys, family, model or own))
+
+
+def way(tensors: Tensors, path: str, shape: Shape, offset: int) -> Literal["as it is", "fitted", "fresh"]:
+    """How our array of this path comes out of a folder, told from headers alone.
+
+    Args:
+      offset: rows of a table of positions that are no position's.
+
+    Raises:
+      WeightsError: the tensor has a shape that does not fit.
+    """
+    if path not in tensors.entries:
+        return "fresh"
+    if (wrong := tensors.misfit(path, shape)) is None:
+        return "as it is"
+    entry, name = tensors.entries[path]
+    there = tensors.folder.shape(name)
+    if path == POSITIONS and len(there) == 2 and there[1] == shape[1] and there[0] > offset:
+        return "fitted"
+    if path in CLASSES and there[1:] == entry.layout.shape(shape)[1:]:  # a head for another number of classes
+        return "fresh"
+    raise WeightsError(wrong)
+
+
+def read(tensors: Tensors, path: str, shape: Shape, offset: int, positions: Extension) -> np.ndarray | None:
+    """Our array of this path; None for what is drawn freshly. WeightsError as `way`."""
+    how = way(tensors, path, shape, offset)
+    if how != "fitted":
+        return tensors.read(path, shape) if how == "as it is" else None
+    there = tensors.folder.shape(tensors.entries[path][1])
+    done = "cut" if shape[0] <= there[0] else {"copy": "copied", "interpolate": "interpolated"}[positions]
+    logger.info("positions: %d there, %d here: %s", there[0] - offset, shape[0] - offset, done)
+    return position_tables.extend(tensors.read(path, there), shape[0], offset, positions)
+
+
+def _fill(
+    abstract: nnx.Module, make: Any, tensors: Tensors, positions: Extension, offset: int
+) -> tuple[nnx.Module, list[str]]:
+    """The model with its arrays, and the paths of those that were drawn freshly."""
+    graph, state = nnx.split(abstract)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(state)
+    shapes = [(path_name(path), leaf.shape) for path, leaf in leaves]
+    for path, shape in shapes:
+        way(tensors, path, shape, offset)  # what is wrong is said before anything is read
+    values: list[Any] = []
+    for (path, shape), (_, leaf) in zip(shapes, leaves, strict=True):
+        value = read(tensors, path, shape, offset, positions)
+        values.append(None if value is None else jnp.asarray(value, leaf.dtype))
+    lacking = [index for index, value in enumerate(values) if value is None]
+    if lacking:
+        draw = jax.jit(lambda: [jax.tree.leaves(nnx.state(make()))[index] for index in lacking])
+        for index, value in zip(lacking, draw(), strict=True):
+            values[index] = value
+    return nnx.merge(graph, jax.tree.unflatten(tree, values)), [shapes[index][0] for index in lacking]
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A tree path as `blocks/0/attention/value/kernel`; Flax's own `value` at the end is left out."""
+    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+    return "/".join(names[:-1] if names[-1:] == ["value"] and len(names) > 1 else names)
+
+
+def _short(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

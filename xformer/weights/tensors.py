@@ -1,0 +1,77 @@
+"""The arrays of our model out of a folder, one at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from xformer.weights.errors import WeightsError
+from xformer.weights.family import Architecture, Family
+from xformer.weights.folder import Folder
+from xformer.weights.layout import Entry, Shape
+
+TRUNK = r"(embed|positions|token_types|embedding_norm|blocks|final_norm)(/|$)"
+
+
+class Tensors:
+    """What a folder has for each array of a model of ours.
+
+    Args:
+      folder: the opened folder.
+      family: that of its config.
+      architecture: the model, as the folder has it or with another head or attention.
+
+    Attributes:
+      entries: our path -> where it comes from, for every array that the folder has.
+      lacking: paths that such a folder has and this one lacks: those of a head.
+
+    Raises:
+      WeightsError: an array of the trunk is missing.
+    """
+
+    def __init__(self, folder: Folder, family: Family, architecture: Architecture):
+        self.folder = folder
+        self.entries: dict[str, tuple[Entry, str]] = {}
+        self.lacking: list[str] = []
+        for entry in family.entries(architecture):
+            found = next((name for name in _names(entry, family.prefix) if name in folder.tensors), None)
+            if found is not None:
+                self.entries[entry.ours] = (entry, found)
+            elif re.match(TRUNK, entry.ours):
+                raise WeightsError(f"{folder.path}: {entry.theirs[0]} is missing, which its config.json asks for")
+            else:
+                self.lacking.append(entry.ours)
+        copies = {copy for entry, _ in self.entries.values() for copy in entry.copies}
+        self._known = {name for _, name in self.entries.values()} | copies
+        self._ignored = re.compile("|".join((r"(^|\.)(position|token_type)_ids$", *family.ignored)))
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of tensors that no array of ours is made of, constants aside."""
+        return sorted(name for name in self.folder.tensors if not (name in self._known or self._ignored.search(name)))
+
+    def misfit(self, path: str, shape: Shape) -> str | None:
+        """What is wrong with the shape of the tensor for our array of this path and shape; None if it fits."""
+        entry, name = self.entries[path]
+        there, needed = self.folder.shape(name), entry.layout.shape(shape)
+        if there == needed:
+            return None
+        return f"{self.folder.tensors[name].file}: {name} must have shape {list(needed)}, got {list(there)}"
+
+    def read(self, path: str, shape: Shape) -> np.ndarray:
+        """Our array of this path, in the dtype that it is stored in.
+
+        Raises:
+          WeightsError: its shape there is another, or it can't be read.
+        """
+        if (wrong := self.misfit(path, shape)) is not None:
+            raise WeightsError(wrong)
+        entry, name = self.entries[path]
+        return entry.layout.ours(self.folder.read(name), shape)
+
+
+def _names(entry: Entry, prefix: str) -> Sequence[str]:
+    """A file of a trunk alone leaves the prefix out."""
+    return [*entry.theirs, *(name.removeprefix(prefix) for name in entry.theirs)]
