@@ -39,8 +39,9 @@ MAY_IMPORT = {
     },
     "xformer.experiment": {
         "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.sections",
-        "xformer.parts",
+        "xformer.parts", "xformer.pretrained",
     },
+    "xformer.pretrained": {"xformer.weights", "xformer.train"},
     "xformer.config_help": {
         "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections", "xformer.tasks",
     },

@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from xformer import attention, parts, schema, sections, tasks
+from xformer import attention, parts, pretrained, schema, sections, tasks
 from xformer.models import MODELS
 from xformer.schema import ConfigError
 from xformer.train import Engine, TrainConfig, Trainer, optimizers
@@ -106,8 +106,9 @@ class Experiment:
         train = self.train.steps_for(data.num_examples("train"))
         check = lambda: check_batch_size(train, data.num_examples("train"))
         sections.construct("train", self.config.to_dict(), check)
+        sizes = self.task.sizes(data.preprocess)
         return Trainer(
-            model_fn=self.model_fn(**self.task.sizes(data.preprocess)),
+            model_fn=self.model_fn(**sizes),
             data=data,
             task=self.judged,
             **_optimizer(self.config, train.num_steps),
@@ -123,6 +124,7 @@ class Experiment:
             complete=complete,
             like=like,
             test=test,
+            sources={"hf": functools.partial(pretrained.source, config=as_json(self.config), sizes=sizes)},
         )
 
 

@@ -69,6 +69,8 @@ class LanguageModel(TextTask):
         super().__post_init__()
         if self.cut != "head":
             raise ValueError(f"{self.name}: cut must be left out, as nothing is cut off, got {self.cut!r}")
+        if self.vocab == "tokenizer":
+            raise ValueError(f"{self.name}: vocab must be 'bytes' or 'subword': 0 is the end of a document here")
         if self.source is not None:
             checks.choice(self.name, "source", self.source, get_args(SourceName))
         for key in ("path", "validation_path", "test_path", "text_field"):

@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import hashlib
 import itertools
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -63,8 +64,9 @@ class TextTask(Task):
     `max_len` from its beginning and the other from its end. Nothing is cut where `max_len` is that of the longest;
     `model.chunk_len` then makes a classifier read the text in chunks.
 
-    vocab: "bytes" (256 of them) or "subword" (byte-level BPE of `vocab_size` tokens, 8,192 by default, learnt from the
-    training split only).
+    vocab: "bytes" (256 of them), "subword" (byte-level BPE of `vocab_size` tokens, 8,192 by default, learnt from the
+    training split only) or "tokenizer": that of `tokenizer`, a `tokenizer.json` or the folder of one, whose ids,
+    special tokens and truncation are used.
     """
 
     name: ClassVar[str]
@@ -73,6 +75,7 @@ class TextTask(Task):
     vocab: vocabularies.TextVocabulary = "bytes"
     vocab_size: int | None = None
     cut: Cut = "head"
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         checks.whole(self.name, "max_len", self.max_len, at_least=1)
@@ -87,9 +90,29 @@ class TextTask(Task):
                 self.name, "vocab_size", self.vocab_size, at_least=258, why=" (256 bytes, padding and a merge)"
             )
 
+        if (self.vocab == "tokenizer") != (self.tokenizer is not None):
+            raise ValueError(
+                f"{self.name}: tokenizer is the file of vocab='tokenizer', got {self.tokenizer!r} with {self.vocab!r}"
+            )
+        if self.tokenizer is not None:
+            if self.cut != "head":
+                raise ValueError(
+                    f"{self.name}: cut must be 'head' with a tokenizer, which cuts itself, got {self.cut!r}"
+                )
+            self._tokenizer()
+
     @property
     def length(self) -> int:
         return self.max_len
+
+    def _tokenizer(self) -> vocabularies.Tokenizer:
+        """The tokenizer of the file. Raises ValueError where it can't be read."""
+        path = Path(str(self.tokenizer)).expanduser()
+        path = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            return vocabularies.Tokenizer(path.read_text(encoding="utf-8"), self.max_len)
+        except (OSError, UnicodeError, ValueError) as error:
+            raise ValueError(f"{self.name}: tokenizer: {path}: {' '.join(str(error).split())}") from error
 
     @property
     def known_classes(self) -> list[str] | None:
@@ -99,6 +122,8 @@ class TextTask(Task):
     def expected_sizes(self) -> Sizes:
         sizes, assumed = dict(super().expected_sizes()), []
         sizes["vocab_size"] = vocabularies.Bytes.size
+        if self.tokenizer is not None:
+            sizes["vocab_size"] = self._tokenizer().size
         if self.vocab == "subword":  # at most: a small corpus has fewer merges
             sizes["vocab_size"] = self.vocab_size or DEFAULT_SUBWORDS
             assumed.append("vocab_size")
@@ -140,6 +165,8 @@ class TextTask(Task):
 
     def _directory(self, data_dir: str | Path | None, source: Source) -> Path:
         vocab = f"subword{self.vocab_size or DEFAULT_SUBWORDS}" if self.vocab == "subword" else self.vocab
+        if self.tokenizer is not None:
+            vocab += digest(json.dumps(self._tokenizer().to_json(), sort_keys=True))[:16]
         return store.directory(data_dir, self.name, f"{vocab}_{source.digest[:16]}")
 
     def _tokenise(self, source: Source, progress: Progress) -> store.Corpus:
@@ -153,6 +180,8 @@ class TextTask(Task):
             if progress:
                 progress(f"{self.name}: learning subwords from {len(known):,} training texts")
             vocabulary = vocabularies.Subword.train(known, self.vocab_size or DEFAULT_SUBWORDS)
+        if self.tokenizer is not None:
+            vocabulary = self._tokenizer()
         dtype = store.token_dtype(vocabulary)
         splits = {}
         for split, (documents, labels) in texts.splits.items():

@@ -18,7 +18,7 @@ from xformer import extras
 
 tokenizers = extras.Lazy("tokenizers")  # optional, and slow to import
 
-TextVocabulary = Literal["bytes", "subword"]
+TextVocabulary = Literal["bytes", "subword", "tokenizer"]
 """Vocabularies a text task can choose from."""
 
 
@@ -190,6 +190,57 @@ class Subword(Vocabulary):
         return {"kind": "subword", "tokenizer": json.loads(self._tokenizer.to_str())}
 
 
+class Tokenizer(Vocabulary):
+    """A `tokenizer.json` as the `tokenizers` library reads it: its ids, special tokens and truncation.
+
+    In a run the padding is id 0, so the tokenizer's id of the padding and its id 0 change places; weights that come
+    from where the tokenizer does change places too (`train.init_from="hf:..."`). `decode` leaves special tokens out,
+    and gives what the tokenizer kept of the text: case and spaces may be lost.
+
+    Args:
+      tokenizer_json: the content of the file.
+      max_len: tokens that a text is cut at, special tokens included; None: as the file says.
+
+    Raises:
+      ValueError: no such file's content, or one without a token for padding.
+    """
+
+    def __init__(self, tokenizer_json: str, max_len: int | None = None):
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        except Exception as error:  # the library raises no class of its own
+            raise ValueError(f"no tokenizer.json: {' '.join(str(error).split())[:200]}") from error
+        padding = self._tokenizer.padding
+        named = (self._tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>", "<|pad|>"))
+        found = padding["pad_id"] if padding else next((index for index in named if index is not None), None)
+        if found is None:
+            raise ValueError("a tokenizer.json must have a token for padding, [PAD] or <pad>, and has none")
+        self.pad_id: int = found
+        self._tokenizer.no_padding()
+        if max_len is not None:
+            self._tokenizer.enable_truncation(max_len)
+        self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self._order = np.arange(self.size, dtype=np.int32)
+        self._order[[0, self.pad_id]] = self.pad_id, 0
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast([_valid(text) for text in texts])
+        return [self._order[encoding.ids].tolist() for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode([int(self._order[index]) for index in map(int, ids) if index > 0])
+
+    @property
+    def characters(self) -> np.ndarray:
+        raise ValueError("Tokenizer: how many characters a token stands for is not known")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "tokenizer", "tokenizer": json.loads(self._tokenizer.to_str()), "pad_id": self.pad_id}
+
+
 def _byte_symbols() -> dict[str, int]:
     """The byte that each character of a byte-level token stands for (Radford et al. 2019, `bytes_to_unicode`)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -210,6 +261,11 @@ def _valid(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
 
 
+# What a tokenizer.json says of padding; the id alone matters here.
+_PADDING = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_type_id": 0,
+            "pad_token": "[PAD]"}  # fmt: skip
+
+
 def from_json(data: dict[str, Any]) -> Vocabulary:
     """The vocabulary of a `to_json`. Raises ValueError for a kind that doesn't exist."""
     match data.get("kind"):
@@ -221,7 +277,12 @@ def from_json(data: dict[str, Any]) -> Vocabulary:
             return Pixels(data["levels"])
         case "subword":
             return Subword(json.dumps(data["tokenizer"]))
-    raise ValueError(f"a stored vocabulary has kind {data.get('kind')!r}; allowed: bytes, symbols, pixels, subword")
+        case "tokenizer":
+            stored = data["tokenizer"] | {"padding": {**_PADDING, "pad_id": data["pad_id"]}}
+            return Tokenizer(json.dumps(stored))
+    raise ValueError(
+        f"a stored vocabulary has kind {data.get('kind')!r}; allowed: bytes, symbols, pixels, subword, tokenizer"
+    )
 
 
 def load(path: str | Path) -> Vocabulary:

@@ -43,9 +43,9 @@ class TrainConfig:
         `xformer.tasks.Metric`. Read by whoever makes the trainer, as callbacks are.
       trackers: where rows and results go besides the run's own files and TensorBoard, as callbacks are listed; of
         `xformer.train.TRACKERS` or one's own. Changes no result. Read by whoever makes the trainer.
-      init_from: a run's workdir (its best checkpoint) or a checkpoint's folder, whose parameters the run starts from;
-        see `xformer.train.warm_start` for what is taken. The optimizer starts afresh. A relative path is looked for in
-        the run's own workdir first.
+      init_from: a run's workdir (its best checkpoint), a checkpoint's folder or, as "hf:FOLDER", a Hugging Face folder,
+        whose parameters the run starts from; see `xformer.train.warm_start` for what is taken. The optimizer starts
+        afresh. A relative path is looked for in the run's own workdir first, but for "hf:".
       init_strict: whether nothing of `init_from` may be missing, extra or of another shape.
 
     Raises:

@@ -57,6 +57,7 @@ class Trainer:
       complete: fills in what is newer than a run in its `config.json`; None leaves that as it is.
       like: the engine of a run that differs in its seed at most, whose compiled steps serve this one too; see `Engine`.
       test: whether the test split is scored at the end; else `test` in the result is empty.
+      sources: who reads what `init_from` names with a prefix, such as `hf:FOLDER`: prefix -> a function of the rest.
     """
 
     model_fn: Callable[[nnx.Rngs], nnx.Module]
@@ -76,6 +77,7 @@ class Trainer:
     complete: folders.Complete | None = None
     like: Engine | None = None
     test: bool = True
+    sources: Mapping[str, Callable[[str], warm_start.Source]] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -209,8 +211,9 @@ class Trainer:
 
     def _start_from(self, path: str, engine: Engine, state: TrainState) -> tuple[TrainState, str]:
         """The state at step 0 with the parameters of another run, and what to say of it; recorded in the workdir."""
-        own = Path(self.workdir) / path
-        source = warm_start.find(own if own.exists() else path)
+        own, (prefix, _, name) = Path(self.workdir) / path, path.partition(":")
+        elsewhere = self.sources.get(prefix)
+        source = warm_start.find(own if own.exists() else path) if elsewhere is None else elsewhere(name)
         # Constants and statistics are taken too; random state and plain arrays are the model's own.
         saved = lambda path, x: isinstance(x, nnx.Variable) and not isinstance(x, nnx.RngState)
         constants, others = nnx.filter_state(state.rest, saved, ...)

@@ -37,15 +37,19 @@ SHOWN = 6  # names in one group of a message
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A checkpoint to start from.
+    """A checkpoint to start from, or a folder whose arrays somebody else reads.
 
     Attributes:
       folder: of the checkpoint.
       digest: SHA-256 of its manifest, which has those of its files.
+      position_offset: rows of its table of positions that are no position's, the first ones.
+      arrays: parameters by path, each read when it is asked for; None: those of a checkpoint of ours.
     """
 
     folder: Path
     digest: str
+    position_offset: int = 0
+    arrays: Mapping[str, np.ndarray] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def record(self) -> dict[str, Any]:
         """What a run remembers of where it started."""
@@ -71,7 +75,9 @@ def find(path: str | Path) -> Source:
             f"init_from: got {str(path)!r}, takes a run's workdir or a checkpoint in it: {error}{hint}"
         ) from error
     folder = checkpoints.folder / str(step)
-    return Source(folder, hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest())
+    config = folders.read_object(folder.parent.parent / "config.json") or {}
+    offset = (config.get("model") or {}).get("position_offset", 0)
+    return Source(folder, hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest(), offset)
 
 
 def read(folder: Path, part: str) -> dict[str, np.ndarray]:
@@ -136,9 +142,9 @@ def apply(source: Source, params: Any, constants: Any, *, strict: bool = False) 
     Raises:
       WarmStartError: no parameter is taken; or, with `strict`, something is missing, extra or of another shape.
     """
-    stored = read(source.folder, "model")
-    theirs = {name.partition("/")[2]: x for name, x in stored.items() if name.startswith("params/")}
-    rest = {name.partition("/")[2]: x for name, x in stored.items() if name.startswith("rest/")}
+    stored = read(source.folder, "model") if source.arrays is None else {}
+    part = lambda name: {key.partition("/")[2]: x for key, x in stored.items() if key.startswith(f"{name}/")}
+    theirs, rest = part("params") if source.arrays is None else source.arrays, part("rest")
     report, found = Report(), set()
 
     def take(there: Mapping[str, np.ndarray], path: tuple, mine: Any) -> Any:
@@ -150,7 +156,7 @@ def apply(source: Source, params: Any, constants: Any, *, strict: bool = False) 
         value = there[name]
         if value.shape != mine.shape:
             shapes = f"{name} ({list(value.shape)} there, {list(mine.shape)} here)"
-            fitted = fit(name, value, mine.shape)
+            fitted = fit(name, value, mine.shape, source.position_offset)
             (report.left if fitted is None else report.fitted).append(shapes)
             if fitted is None:
                 return mine
@@ -169,30 +175,35 @@ def apply(source: Source, params: Any, constants: Any, *, strict: bool = False) 
     return params, constants, report
 
 
-def _absolute(table: np.ndarray, length: int) -> np.ndarray:
-    return np.take(table, np.arange(length) % table.shape[-2], axis=-2)
+def _absolute(table: np.ndarray, length: int, offset: int) -> np.ndarray:
+    place = np.arange(length) - offset
+    rows = np.where(place < 0, np.arange(length), offset + place % max(table.shape[-2] - offset, 1))
+    return np.take(table, rows, axis=-2)
 
 
-def _by_distance(table: np.ndarray, length: int) -> np.ndarray:
+def _by_distance(table: np.ndarray, length: int, offset: int) -> np.ndarray:
     theirs, mine = table.shape[-2] // 2, length // 2
     return np.take(table, np.clip(np.arange(-mine, mine + 1), -theirs, theirs) + theirs, axis=-2)
 
 
 # (pattern of a parameter's path, what makes a table of another length of it); rows are the last dimension but one.
-TABLES: tuple[tuple[str, Callable[[np.ndarray, int], np.ndarray]], ...] = (
+TABLES: tuple[tuple[str, Callable[[np.ndarray, int, int], np.ndarray]], ...] = (
     (r"(^|/)positions/table$", _absolute),
     (r"/position/(key|value)$", _by_distance),
 )
 
 
-def fit(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A table of positions with as many rows as `shape` asks for; None for what no rule fits to it."""
+def fit(name: str, value: np.ndarray, shape: tuple[int, ...], offset: int = 0) -> np.ndarray | None:
+    """A table of positions with as many rows as `shape` asks for; None for what no rule fits to it.
+
+    offset: rows at the beginning of a table of learned absolute positions that stay as they are.
+    """
     if value.ndim != len(shape) or value.ndim < 2:
         return None
     if value.shape[:-2] != shape[:-2] or value.shape[-1] != shape[-1]:
         return None
     rule = next((rule for pattern, rule in TABLES if re.search(pattern, name)), None)
-    return None if rule is None else rule(value, shape[-2])
+    return None if rule is None else rule(value, shape[-2], offset)
 
 
 def record(workdir: Path, source: Source, report: Report) -> None:
@@ -207,5 +218,6 @@ def record(workdir: Path, source: Source, report: Report) -> None:
             f"{workdir} started from {recorded.get('checkpoint')}, whose content was another than that of "
             f"{source.folder} now; bring that checkpoint back or choose another workdir"
         )
-    content = source.record() | dataclasses.asdict(report) | {"source": cost(source.folder)}
+    before = cost(source.folder) if source.arrays is None else {}  # nobody knows what others spent
+    content = source.record() | dataclasses.asdict(report) | {"source": before}
     folders.write_json(workdir / FILE, content)

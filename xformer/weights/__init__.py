@@ -1,7 +1,7 @@
 """Weights of Hugging Face folders in and out: no PyTorch, no network, no pickles."""
 
 from xformer.weights.errors import WeightsError
-from xformer.weights.loading import Pretrained, load
+from xformer.weights.loading import Pretrained, load, sections
 from xformer.weights.saving import save
 
-__all__ = ["Pretrained", "WeightsError", "load", "save"]
+__all__ = ["Pretrained", "WeightsError", "load", "save", "sections"]

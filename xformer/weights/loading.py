@@ -119,11 +119,29 @@ def load(
     return Pretrained(made, architecture, folder.config, fresh, tensors.unused, folder.path)
 
 
-def describe(folder: Folder, model: str | None = None) -> tuple[Family, Architecture]:
-    """The family and the architecture that a folder's config describes, with the head of `model` if given."""
+def sections(path: str | Path, model: str | None = None) -> dict[str, dict[str, Any]]:
+    """The `attention` and `model` sections of a config for a run that starts from a folder; no tensor is read.
+
+    Args:
+      path, model: see `load`.
+
+    Raises:
+      WeightsError: as `load`.
+    """
+    _, found = describe(Folder(path), model)
+    return {"attention": dict(found.attention), "model": {"name": found.model, **found.options}}
+
+
+def describe(folder: Folder, model: str | None = None, *, trunk: bool = False) -> tuple[Family, Architecture]:
+    """The family and the architecture that a folder's config describes, with the head of `model` if given.
+
+    trunk: where the family has no such head, any will do.
+    """
     keys = Keys(folder.config, folder.path / CONFIG)
     model_type, family = families.find(keys)
     own = families.model_of(keys, model_type, family)
+    if trunk and model not in family.models:
+        model = family.models[0]
     return family, family.read(keys, families.check_model(keys, family, model or own))
 
 

@@ -32,6 +32,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model",
 )  # fmt: skip
+BY_ID = ("embed/table", "output_table", "bias")  # arrays whose rows are token ids
 ELSEWHERE = (
     "self", "remat", "scan_layers", "dtype", "param_dtype", "rngs", "attention", "vocab_size", "max_len",
     "num_classes",
@@ -70,7 +71,10 @@ def save(
         name, found = min(reasons.items(), key=lambda item: len(item[1]))
         raise WeightsError(f"the model is no {name} and can't be saved as one: {'; '.join(found)}")
     family = BY_TYPE[chosen]
-    arrays = _arrays(source.model)
+    arrays: dict[str, Any] = dict(_arrays(source.model))
+    own_tokenizer = _tokenizer(model, source)
+    if own_tokenizer is not None:
+        arrays |= {name: swapped(np.asarray(arrays[name]), own_tokenizer[0]) for name in BY_ID if name in arrays}
     entries = family.entries(source.architecture)
     if lost := sorted(arrays.keys() - {entry.ours for entry in entries}):
         raise WeightsError(f"the model can't be saved as {chosen}, which has no place for {', '.join(lost[:6])}")
@@ -84,12 +88,41 @@ def save(
     content["architectures"] = [family.class_name(chosen, source.architecture.model)]
     content["dtype"] = str(next(iter(arrays.values())).dtype)
     content.pop("torch_dtype", None)
+    if own_tokenizer is not None:
+        content |= {"pad_token_id": own_tokenizer[0]}
+        (path / "tokenizer.json").write_text(json.dumps(own_tokenizer[1]) + "\n", encoding="utf-8")
+    names = list(getattr(model, "class_names", ()))
+    if len(names) == source.architecture.num_classes:
+        content |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     (path / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if source.folder.is_dir():
         for name in TOKENIZER_FILES:
             if (source.folder / name).is_file():
                 shutil.copyfile(source.folder / name, path / name)
     return path
+
+
+def _tokenizer(model: Any, source: Pretrained) -> tuple[int, dict[str, Any]] | None:
+    """The padding's id there and the `tokenizer.json` of a run that has one; None where ids are those of the folder.
+
+    Raises WeightsError for a run without, whose padding has an id there that is a token's here.
+    """
+    if isinstance(model, Pretrained):
+        return None
+    stored = model.preprocess.vocabulary.to_json()
+    offset = source.architecture.options.get("position_offset", 0)
+    if stored.get("kind") == "tokenizer":
+        if offset and offset != stored["pad_id"] + 1:
+            raise WeightsError(
+                f"the model can't be saved: position_offset is {offset}, and the tokenizer's padding is "
+                f"{stored['pad_id']}: there positions begin one after it"
+            )
+        return stored["pad_id"], stored["tokenizer"]
+    if offset > 1:
+        raise WeightsError(
+            f"the model can't be saved: position_offset is {offset}, so the padding there is {offset - 1}, a token here"
+        )
+    return None
 
 
 def differences(architecture: Architecture, family: Family) -> list[str]:
@@ -128,6 +161,15 @@ def _same_heads(key: str, ours: Any, options: Mapping[str, Any]) -> bool:
     if key == "num_kv_heads":
         return ours == options["num_heads"]
     return key == "head_dim" and ours is not None and ours * options["num_heads"] == options["width"]
+
+
+def swapped(x: np.ndarray, pad_id: int) -> np.ndarray:
+    """Rows 0 and `pad_id` in each other's place: in a run the padding is id 0 (`xformer.tasks.vocab.Tokenizer`)."""
+    if not pad_id:
+        return x
+    x = np.array(x)
+    x[[0, pad_id]] = x[[pad_id, 0]]
+    return x
 
 
 def _of_run(run: Any) -> Pretrained:

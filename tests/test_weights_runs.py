@@ -1,0 +1,171 @@
+"""Runs that start from a Hugging Face folder, with its tokenizer, and that become one."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from safetensors.numpy import load_file
+
+import xformer
+from xformer import experiment, weights
+from xformer.schema import ConfigError
+from xformer.tasks import vocab
+from xformer.train import WarmStartError, warm_start
+
+FIXTURES = Path(__file__).parent / "fixtures" / "weights"
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+WORDS = [f"w{index}" for index in range(53 - len(SPECIAL))]
+
+
+def tokenizer_json():
+    ids = {token: index for index, token in enumerate([*SPECIAL, *WORDS])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(SPECIAL)
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return made.to_str()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights") / "roberta"
+    shutil.copytree(FIXTURES / "roberta_classifier", folder)
+    (folder / "tokenizer.json").write_text(tokenizer_json())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    random = np.random.default_rng(0)
+    file = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    rows = [
+        {"text": " ".join(random.choice(WORDS, random.integers(3, 30))), "label": "abc"[index % 3]}
+        for index in range(60)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def config_of(source, texts, **train):
+    sections = weights.sections(source)
+    return {
+        "name": "tuned",
+        **sections,
+        "task": {"name": "documents", "path": str(texts), "max_len": 29, "vocab": "tokenizer",
+                 "tokenizer": str(source)},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-9},
+        "train": {"num_steps": 1, "batch_size": 8, "eval_every": 1, "init_from": f"hf:{source}", **train},
+    }  # fmt: skip
+
+
+def test_ids_special_tokens_and_truncation_are_the_librarys():
+    ours, theirs = vocab.Tokenizer(tokenizer_json(), 6), tokenizers.Tokenizer.from_str(tokenizer_json())
+    theirs.enable_truncation(6)
+    for text in ("w0 w1", "w3 nothing w5", " ".join(WORDS), "w1 </s> w2"):
+        there = theirs.encode(text).ids
+        back = {0: 1, 1: 0}
+        assert [back.get(index, index) for index in ours.encode(text)] == there
+        assert 0 not in ours.encode(text) and len(there) <= 6
+    assert ours.encode(" ".join(WORDS))[-1] == 2  # cut texts end as whole ones do
+    assert ours.decode([*ours.encode("w3 w5"), 0, 0]) == "w3 w5"
+    again = vocab.from_json(json.loads(json.dumps(ours.to_json())))
+    assert (again.encode("w0 w9 w8 w7 w6 w5 w4"), again.size) == (ours.encode("w0 w9 w8 w7 w6 w5 w4"), 53)
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [("{", "no tokenizer.json"), (tokenizers.Tokenizer(tokenizers.models.BPE()).to_str(), "a token for padding")],
+)
+def test_what_is_no_tokenizer(content, reason, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=reason):
+        vocab.Tokenizer(content)
+    config = config_of(FIXTURES / "roberta_classifier", "texts.jsonl")
+    config["task"]["tokenizer"] = str(tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        experiment.build(config)
+
+
+@pytest.fixture(scope="module")
+def finished(source, texts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    experiment.build(config_of(source, texts)).trainer(folder / "run", folder / "data").fit()
+    return folder / "run"
+
+
+def test_a_run_starts_from_the_folder_and_predicts_as_it_does(source, finished):
+    taken = json.loads((finished / "init_from.json").read_text())
+    assert (taken["left"], taken["missing"], taken["extra"], taken["fitted"]) == ([], [], [], [])
+    run, found = xformer.load(finished), weights.load(source)
+    theirs = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    for text in ("w1 w2 w3", "w40 w41 unknown w7 w9"):
+        ours = run.preprocess([text])
+        ids = np.array([theirs.encode(text).ids], np.int32)
+        np.testing.assert_allclose(run.model(**ours), found.model(ids), atol=1e-5)
+
+
+def test_a_run_becomes_a_folder_that_it_can_start_from(source, finished, tmp_path):
+    run = xformer.load(finished)
+    folder = weights.save(run, tmp_path / "out", model_type="roberta")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["id2label"] == {"0": "a", "1": "b", "2": "c"} and config["pad_token_id"] == 1
+    before, after = load_file(source / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, x in before.items():
+        np.testing.assert_allclose(after[name], x, atol=1e-6)
+    theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = np.array([theirs.encode("w5 w6 w7").ids], np.int32)
+    here = run.model(**run.preprocess(["w5 w6 w7"]))
+    np.testing.assert_allclose(weights.load(folder).model(ids), here, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "section, value, reason",
+    [
+        ({"norm": "pre"}, "model", "model.norm is 'pre', there 'post'"),
+        ({"num_heads": 4}, "model", "model.num_heads is 4, there 3"),
+        ({"init_from": "hf:nowhere"}, "train", "there is no such folder"),
+    ],
+)
+def test_another_meaning_is_refused(section, value, reason, source, texts, tmp_path):
+    config = config_of(source, texts)
+    config[value] |= section
+    trainer = experiment.build(config).trainer(tmp_path / "run", tmp_path / "data")
+    with pytest.raises(WarmStartError, match=reason):
+        trainer.fit()
+
+
+@pytest.mark.full
+def test_a_longer_run_with_another_attention_and_scanned_layers(source, texts, tmp_path, caplog):
+    config = config_of(source, texts)
+    config["task"]["max_len"] = 60
+    config["attention"] = {"name": "longformer", "window": 8, "num_global_tokens": 1}
+    config["model"] |= {"scan_layers": True, "global_projections": True}
+    with caplog.at_level(logging.INFO):
+        experiment.build(config).trainer(tmp_path / "run", tmp_path / "data").fit()
+    taken = json.loads((tmp_path / "run" / "init_from.json").read_text())
+    assert taken["fitted"] == ["positions/table ([31, 24] there, [62, 24] here)"]
+    assert (taken["left"], taken["missing"], taken["extra"]) == ([], [], [])
+    run, there = xformer.load(tmp_path / "run"), load_file(source / "model.safetensors")
+    table = np.asarray(run.model.positions.table[...])
+    old = there["roberta.embeddings.position_embeddings.weight"]
+    np.testing.assert_allclose(table[31:60], old[2:], atol=1e-6)
+    for name in ("query", "global_attention/query"):
+        layer = run.model.unrolled().blocks[1].attention
+        for part in name.split("/"):
+            layer = getattr(layer, part)
+        kernel = jnp.asarray(layer.kernel[...]).reshape(24, 24).T
+        np.testing.assert_allclose(kernel, there["roberta.encoder.layer.1.attention.self.query.weight"], atol=1e-6)
+
+
+def test_tables_keep_the_rows_before_the_first_position():
+    table = np.arange(10.0)[:, None] * np.ones(3)
+    fitted = warm_start.fit("positions/table", table, (15, 3), 2)
+    assert fitted[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5, 6]

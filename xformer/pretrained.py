@@ -1,0 +1,120 @@
+"""Training that starts from a Hugging Face folder: `train.init_from="hf:FOLDER"`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from xformer import weights
+from xformer.train import WarmStartError, warm_start
+from xformer.train.step import path_name
+from xformer.weights.folder import CONFIG, Folder
+from xformer.weights.layout import Shape
+from xformer.weights.loading import describe
+from xformer.weights.loading import path_name as tensor_path
+from xformer.weights.saving import BY_ID, swapped
+from xformer.weights.tensors import Tensors
+
+logger = logging.getLogger(__name__)
+PREFIX = "hf:"
+# Keys of the `model` section that decide what the arrays mean, whatever their shapes.
+MEANING = (
+    "norm", "norm_type", "norm_epsilon", "activation", "num_heads", "position_embedding", "position_offset",
+    "scale_embeddings", "embedding_norm",
+)  # fmt: skip
+OWN = ("scan_layers", "global_projections", "share_attention_params", "remat")
+
+
+def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> warm_start.Source:
+    """The folder that a run starts from, its arrays by the paths of the run's model.
+
+    Args:
+      path: the folder, `hf:` in front or not.
+      config: the complete config of the run. sizes: those of its data; tables of more ids are cut to its `vocab_size`.
+
+    Raises:
+      WarmStartError: it can't be read, or its arrays mean something else in this model.
+    """
+    given = {key: value for key, value in config["model"].items() if key != "name"}
+    name = config["model"]["name"]
+    try:
+        folder = Folder(path.removeprefix(PREFIX))
+        family, there = describe(folder, name, trunk=True)
+        check_meaning(folder, there.options, given)
+        kept = {key: given[key] for key in OWN if key in given}
+        there = dataclasses.replace(there, attention=config["attention"], options={**there.options, **kept})
+        tensors = Tensors(folder, family, there)
+    except weights.WeightsError as error:
+        raise WarmStartError(f"init_from: {error}") from error
+    make = lambda: there.make(nnx.Rngs(0))
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(nnx.eval_shape(make), nnx.Param))
+    places = {path_name(at): (tensor_path(at), leaf.shape) for at, leaf in leaves}
+    offset = there.options.get("position_offset", 0)
+    as_there = config["task"].get("vocab") == "tokenizer"
+    if not as_there:
+        logger.warning("init_from: task.vocab is not 'tokenizer', so ids may mean other tokens than in %s", folder.path)
+    pad_id = (folder.config.get("pad_token_id") or 0) if as_there else 0
+    arrays = _Arrays(tensors, places, pad_id, sizes.get("vocab_size") if as_there else None)
+    return warm_start.Source(folder.path.absolute(), _digest(folder), offset, arrays)
+
+
+def check_meaning(folder: Folder, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raises WarmStartError where a run's model would compute something else with the same arrays."""
+    differ = [f"model.{key} is {here.get(key)!r}, there {there[key]!r}" for key in MEANING if key in there
+              and here.get(key) != there[key]]  # fmt: skip
+    if differ:
+        raise WarmStartError(
+            f"init_from: {folder.path / CONFIG} describes another model: {'; '.join(differ)}; "
+            "xformer.weights.sections gives the sections of a config"
+        )
+
+
+class _Arrays(Mapping[str, np.ndarray]):
+    """The arrays of a folder by the paths of our model, each read when it is asked for."""
+
+    def __init__(self, tensors: Tensors, places: Mapping[str, tuple[str, Shape]], pad_id: int, num_ids: int | None):
+        self._tensors, self._pad_id, self._num_ids = tensors, pad_id, num_ids
+        self._places = {name: place for name, place in places.items() if self._names(*place)}
+
+    def _names(self, path: str, shape: Shape) -> list[str]:
+        """The paths that an array is made of: its own, or one for each layer where blocks are stacked."""
+        if path in self._tensors.entries:
+            return [path]
+        first, _, rest = path.partition("/")
+        if first != "blocks" or not shape:
+            return []
+        names = [f"blocks/{layer}/{rest}" for layer in range(shape[0])]
+        return names if all(name in self._tensors.entries for name in names) else []
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        path, shape = self._places[name]
+        names = self._names(path, shape)
+        try:
+            if names == [path]:
+                x = self._tensors.read(path, shape)
+                return swapped(x, self._pad_id)[: self._num_ids] if path in BY_ID else x
+            return np.stack([self._tensors.read(layer, shape[1:]) for layer in names])
+        except weights.WeightsError as error:
+            raise WarmStartError(f"init_from: {error}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _digest(folder: Folder) -> str:
+    """A hash of the config and of every file with tensors."""
+    total = hashlib.sha256((folder.path / CONFIG).read_bytes())
+    for file in sorted({stored.file for stored in folder.tensors.values()}):
+        with file.open("rb") as opened:
+            total.update(hashlib.file_digest(opened, "sha256").digest())
+    return total.hexdigest()
