@@ -4,10 +4,12 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
+from tiny_tokenizer import tokenizer_json
 
 import xformer
 from xformer import comparison, config
@@ -51,7 +53,9 @@ CHECKED_ONLY = re.compile(
 
 
 def tiny(spec):
-    """Overrides that make any shipped experiment small."""
+    """Overrides that make any shipped experiment small; the model of a checkpoint is as it is."""
+    if "hf:" in spec:
+        return {key: value for key, value in TINY.items() if not key.startswith("model.")}
     return TINY | ({"task.max_len": 64} if "documents" in spec or "language_model" in spec else LISTOPS)
 
 
@@ -111,6 +115,8 @@ def project(tmp_path, data_dir, monkeypatch):
     ]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    shutil.copytree(ROOT / "tests" / "fixtures" / "weights" / "roberta_masked_lm", tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / "tokenizer.json").write_text(tokenizer_json())
     fit = xformer.fit
 
     def tiny_fit(given, workdir, *, overrides=()):

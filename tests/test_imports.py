@@ -41,7 +41,7 @@ MAY_IMPORT = {
         "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.sections",
         "xformer.parts", "xformer.pretrained",
     },
-    "xformer.pretrained": {"xformer.weights", "xformer.train"},
+    "xformer.pretrained": {"xformer.attention", "xformer.schema", "xformer.train", "xformer.weights"},
     "xformer.config_help": {
         "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections", "xformer.tasks",
     },

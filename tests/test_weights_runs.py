@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 from safetensors.numpy import load_file
+from tiny_tokenizer import WORDS, tokenizer_json
 
 import xformer
 from xformer import experiment, weights
@@ -18,19 +19,6 @@ from xformer.tasks import vocab
 from xformer.train import WarmStartError, warm_start
 
 FIXTURES = Path(__file__).parent / "fixtures" / "weights"
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-WORDS = [f"w{index}" for index in range(53 - len(SPECIAL))]
-
-
-def tokenizer_json():
-    ids = {token: index for index, token in enumerate([*SPECIAL, *WORDS])}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.add_special_tokens(SPECIAL)
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    return made.to_str()
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +128,22 @@ def test_another_meaning_is_refused(section, value, reason, source, texts, tmp_p
     trainer = experiment.build(config).trainer(tmp_path / "run", tmp_path / "data")
     with pytest.raises(WarmStartError, match=reason):
         trainer.fit()
+
+
+def test_a_model_section_without_sizes_is_the_folders(source, texts):
+    config = config_of(source, texts)
+    whole = experiment.build(config).config
+    config["model"], config["attention"] = {"name": "classifier", "dropout_rate": 0.25}, {"name": "full"}
+    del config["task"]["tokenizer"]
+    short = experiment.build(config).config
+    assert short.model.dropout_rate == 0.25 and whole.model.dropout_rate == 0.1
+    short.model.dropout_rate = 0.1
+    assert (short.model, short.attention, short.task) == (whole.model, whole.attention, whole.task)
+    config["attention"] = {"name": "longformer", "window": 8}
+    assert experiment.build(config).config.model.global_projections
+    config["train"]["init_from"] = "hf:nowhere"
+    with pytest.raises(ConfigError, match=r"train.init_from: nowhere: there is no such folder"):
+        experiment.build(config)
 
 
 @pytest.mark.full

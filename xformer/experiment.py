@@ -156,13 +156,14 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 def build(config: Mapping | ConfigDict) -> Experiment:
     """Checks a config, fills in its defaults and builds the experiment; nothing is computed.
 
-    What the attention section leaves unset is chosen by `for_length` of its classes. The model is traced once for
+    What the attention section leaves unset is chosen by `for_length` of its classes; where `train.init_from` is a
+    Hugging Face folder, a model section without `width` is that folder's. The model is traced once for
     configs that differ by name and seed only.
 
     Raises:
       ConfigError: one line that names the key, what it got and what it takes.
     """
-    checked = sections.check_keys(config)
+    checked = pretrained.fill(sections.check_keys(config))
     task = sections.construct("task", checked, lambda: tasks.build(checked["task"]))
     checked["model"] = sections.complete_model(checked, task.sizes())
     model, model_args = MODELS[checked["model"]["name"]], {**checked["model"]}

@@ -13,6 +13,8 @@ import numpy as np
 from flax import nnx
 
 from xformer import weights
+from xformer.attention import build
+from xformer.schema import ConfigError
 from xformer.train import WarmStartError, warm_start
 from xformer.train.step import path_name
 from xformer.weights.folder import CONFIG, Folder
@@ -30,6 +32,33 @@ MEANING = (
     "scale_embeddings", "embedding_norm",
 )  # fmt: skip
 OWN = ("scan_layers", "global_projections", "share_attention_params", "remat")
+
+
+def fill(config: dict[str, Any]) -> dict[str, Any]:
+    """A config whose `model` section leaves the sizes to the folder that `train.init_from` names, with all of them.
+
+    Where the model section has no `width`, every key that it lacks is the folder's, with the attention's where that has
+    the same name; and a task with a tokenizer and no file for it has the folder's. Other configs are as they are.
+
+    Raises:
+      ConfigError: the folder can't be read.
+    """
+    path, model = config["train"]["init_from"], config["model"]
+    if not (isinstance(path, str) and path.startswith(PREFIX)) or "width" in model:
+        return config
+    folder = path.removeprefix(PREFIX)
+    try:
+        there = weights.sections(folder, model["name"])
+        op = build({key: value for key, value in config["attention"].items() if key != "position"})
+    except weights.WeightsError as error:
+        raise ConfigError(f"train.init_from: {error}") from error
+    own = {"global_projections": op.GLOBAL_TOKENS}
+    task, attention = config["task"], config["attention"]
+    if task.get("vocab") == "tokenizer" and task.get("tokenizer") is None:
+        task = {**task, "tokenizer": folder}
+    if attention["name"] == there["attention"]["name"]:
+        attention = {**there["attention"], **attention}
+    return {**config, "model": {**there["model"], **own, **model}, "task": task, "attention": attention}
 
 
 def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> warm_start.Source:

@@ -24,7 +24,16 @@ CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "train": (TrainConfig, ()),
 }
 # The keys of the optimizer section that an optimizer from outside leaves to us.
-OPTIMIZER_SHARED = ("name", "learning_rate", "schedule", "warmup_steps", "end_factor", "clip_norm")
+OPTIMIZER_SHARED = (
+    "name",
+    "learning_rate",
+    "schedule",
+    "warmup_steps",
+    "end_factor",
+    "clip_norm",
+    "layer_decay",
+    "freeze",
+)
 MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # `*arguments` and `**keywords`
 # What the model is given and other keys decide, by the name that its messages use.
 MODEL_GIVEN = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from xformer.lookup import Table, is_dotted
+from xformer.train import by_path
 
 Schedule = Callable[[Any], jax.Array]
 
@@ -28,6 +30,8 @@ def build(
     b2: float | None = None,
     eps: float | None = None,
     momentum: float | None = None,
+    layer_decay: float | None = None,
+    freeze: tuple[str, ...] = (),
     *,
     num_steps: int,
     **own: Any,
@@ -47,6 +51,10 @@ def build(
       end_factor: for "cosine" only: share of the peak that is left at `num_steps`; None: 0.
       b1, b2, eps: moment decay and stabiliser of adamw and adam; b1 and b2 of lion; None: the paper's value.
       momentum: of sgd only; None: no momentum.
+      layer_decay: the learning rate of a layer is this times that of the layer above, down to the embeddings; heads
+        have all of it (Howard and Ruder 2018, section 3.2, "discriminative fine-tuning"). None: all have the same.
+      freeze: parameters that don't move: patterns of their paths, such as "embed" or "blocks/[0-5]/", each a regular
+        expression that the beginning of a path matches.
       num_steps: length of the whole run in steps.
       own: the other arguments of a function from outside.
 
@@ -58,6 +66,13 @@ def build(
         found, or a function that does not give an optimizer.
     """
     make = OPTIMIZERS.find("name", name)
+    if layer_decay is not None and not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be above 0 and at most 1, or None, got {layer_decay!r}")
+    for pattern in freeze:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(f"freeze must hold regular expressions, got {pattern!r}: {error}") from None
     _check_range(learning_rate, warmup_steps, weight_decay, clip_norm)
     rate = learning_rate_schedule(schedule, learning_rate, warmup_steps, num_steps, end_factor)
     takes = inspect.signature(make).parameters
@@ -79,6 +94,8 @@ def build(
         )
     if clip_norm is not None:
         optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+    if layer_decay is not None or freeze:
+        optimizer = by_path.wrap(optimizer, tuple(freeze), layer_decay)
     return optimizer, rate
 
 

@@ -1,0 +1,91 @@
+"""Learning rates by the place of a parameter: none for some, and less for the layers below."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+EMBEDDINGS = r"(embed|positions|token_types|embedding_norm|cls|mask_vector)(/|$)"
+BLOCKS = "blocks"
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A tree path as `blocks/0/attention/value/kernel`; Flax's own `value` at the end is left out."""
+    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+    return "/".join(names[:-1] if len(names) > 1 and names[-1] == "value" else names)
+
+
+def frozen(params: Any, patterns: Sequence[str]) -> Any:
+    """Which parameters a pattern names: True where one matches the beginning of its path.
+
+    Raises:
+      ValueError: a pattern that is no regular expression, or that names nothing.
+    """
+    paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    for pattern in patterns:
+        if not any(re.match(pattern, path) for path in paths):
+            raise ValueError(f"freeze: {pattern!r} names no parameter; there are {', '.join(paths[:6])} ...")
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: any(re.match(pattern, path_name(path)) for pattern in patterns), params
+    )
+
+
+def factors(params: Any, decay: float) -> Any:
+    """What the learning rate of each parameter is multiplied by (Howard and Ruder 2018, section 3.2).
+
+    1 for heads, `decay` for the last block, its square for the block before, and so on down to the embeddings. Of
+    stacked blocks an array `[layers, 1, ...]`.
+    """
+    named = [(path_name(path).split("/"), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+    in_blocks = [(names, leaf) for names, leaf in named if names[0] == BLOCKS]
+    if not in_blocks:
+        return jax.tree.map(lambda _: 1.0, params)
+    stacked = not all(names[1].isdigit() for names, _ in in_blocks)
+    depth = in_blocks[0][1].shape[0] if stacked else 1 + max(int(names[1]) for names, _ in in_blocks)
+
+    def factor(path: tuple, leaf: Any) -> Any:
+        name = path_name(path)
+        if name.startswith(f"{BLOCKS}/"):
+            if stacked:
+                power = jnp.arange(depth, 0, -1, dtype=jnp.float32)
+                return (decay**power).reshape(depth, *[1] * (leaf.ndim - 1))
+            return decay ** (depth - int(name.split("/")[1]))
+        return decay ** (depth + 1) if re.match(EMBEDDINGS, name) else 1.0
+
+    return jax.tree_util.tree_map_with_path(factor, params)
+
+
+def wrap(
+    optimizer: optax.GradientTransformation, freeze: Sequence[str], layer_decay: float | None
+) -> optax.GradientTransformation:
+    """The optimizer with frozen parameters left as they are, and the updates of layers scaled.
+
+    What is frozen has no gradient: it counts in no norm, and does not decay.
+    """
+
+    def hold(updates: optax.Updates) -> optax.Updates:
+        if not freeze:
+            return updates
+        held = frozen(updates, freeze)
+        return jax.tree.map(lambda still, x: jnp.zeros_like(x) if still else x, held, updates)
+
+    def init(params: optax.Params) -> optax.OptState:
+        frozen(params, freeze)
+        return optimizer.init(params)
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        updates, state = optimizer.update(hold(updates), state, params)
+        if layer_decay is not None:
+            updates = jax.tree.map(
+                lambda x, factor: (x * factor).astype(x.dtype), updates, factors(updates, layer_decay)
+            )
+        return hold(updates), state
+
+    return optax.GradientTransformation(init, update)
