@@ -161,6 +161,19 @@ def test_longformer_from_roberta_starts_with_the_same_logits():
     assert distance(call(found.model, arrays), there, arrays["mask"]) < 2e-6
 
 
+def test_how_far_logits_moved():
+    arrays, _ = expected("roberta_classifier")
+    given = arrays["inputs"], arrays["mask"]
+    before = load("roberta_classifier")
+    after = load("roberta_classifier", attention={"name": "window", "left": 1, "right": 1})
+    found = weights.moved(before, after, *given)
+    difference = np.abs(call(before.model, arrays) - call(after.model, arrays))
+    np.testing.assert_allclose([found["largest"], found["mean"]], [difference.max(), difference.mean()], rtol=1e-3)
+    assert found["largest"] > 1e-5 and weights.moved(before, before, *given)["same_choice"] == 1
+    with pytest.raises(ValueError, match="logits of one shape"):
+        weights.moved(before, load("roberta_classifier", num_classes=5), *given)
+
+
 @pytest.mark.parametrize("how", ["copy", "interpolate"])
 def test_longer_positions(how, caplog):
     with caplog.at_level(logging.INFO):

@@ -67,6 +67,17 @@ def test_ids_special_tokens_and_truncation_are_the_librarys():
     assert (again.encode("w0 w9 w8 w7 w6 w5 w4"), again.size) == (ours.encode("w0 w9 w8 w7 w6 w5 w4"), 53)
 
 
+def test_a_folder_has_its_tokenizer(source, tmp_path):
+    found = weights.load(source)
+    assert found.tokenizer.encode("w0 w1").ids == [0, 5, 6, 2]
+    assert weights.load(FIXTURES / "roberta_classifier").tokenizer is None
+    folder = weights.save(found, tmp_path / "out")
+    assert (folder / "tokenizer.json").read_text() == (source / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(weights.WeightsError, match=r"tokenizer.json can't be read"):
+        _ = weights.load(folder).tokenizer
+
+
 @pytest.mark.parametrize(
     "content, reason",
     [("{", "no tokenizer.json"), (tokenizers.Tokenizer(tokenizers.models.BPE()).to_str(), "a token for padding")],

@@ -2,6 +2,7 @@
 
 from xformer.weights.errors import WeightsError
 from xformer.weights.loading import Pretrained, load, sections
+from xformer.weights.moved import moved
 from xformer.weights.saving import save
 
-__all__ = ["Pretrained", "WeightsError", "load", "save", "sections"]
+__all__ = ["Pretrained", "WeightsError", "load", "moved", "save", "sections"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from flax import nnx
 from flax.typing import Dtype
 
+from xformer import extras
 from xformer.attention import build
 from xformer.weights import families, position_tables
 from xformer.weights.big_bird import AS_RELEASED
@@ -26,6 +28,7 @@ from xformer.weights.position_tables import Extension
 from xformer.weights.tensors import Tensors
 
 logger = logging.getLogger(__name__)
+tokenizers = extras.Lazy("tokenizers")  # optional
 POSITIONS = "positions/table"
 CLASSES = ("classify/kernel", "classify/bias")
 SHOWN = 6
@@ -51,6 +54,23 @@ class Pretrained:
     fresh: list[str]
     unused: list[str]
     folder: Path
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The folder's `tokenizer.json` as a `tokenizers.Tokenizer`; None where it has none.
+
+        Raises:
+          WeightsError: the file can't be read.
+          MissingExtra: `tokenizers` is not installed.
+        """
+        file = self.folder / "tokenizer.json"
+        if not file.is_file():
+            return None
+        make = tokenizers.Tokenizer.from_file
+        try:
+            return make(str(file))
+        except Exception as error:  # the library raises no class of its own
+            raise WeightsError(f"{file} can't be read: {' '.join(str(error).split())[:200]}") from error
 
 
 def load(
