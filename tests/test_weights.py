@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from xformer import weights
 from xformer.attention import ATTENTIONS
+from xformer.generate import generate
 from xformer.weights import folder
 from xformer.weights.loading import path_name
 
@@ -258,3 +259,15 @@ def test_paths_are_told_apart():
     state = nnx.state(found.model, nnx.Param)
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     assert len(paths) == len(set(paths)) and "blocks/0/attention/value/kernel" in paths
+
+
+def test_gpt2_goes_on_token_by_token():
+    """Decoding with caches chooses what their own logits choose."""
+    arrays, there = expected("gpt2")
+    model = load("gpt2").model
+    tokens, length = arrays["inputs"][:1, :9], 9
+    out = np.asarray(generate(model, tokens, np.array([length]), max_tokens=5))[0]
+    assert out[0] == there[0, length - 1].argmax()
+    row = np.concatenate([tokens[0], out])
+    logits = call(model, {"inputs": row[None]})[0]
+    assert out.tolist() == logits[length - 1 : -1].argmax(-1).tolist()
