@@ -51,9 +51,9 @@ class EncoderClassifier(Encoder):
         max_len: int,
         *,
         pooling: Literal["mean", "cls", "first"] = "mean",
+        chunk_len: int | None = None,
         head: Head = "linear",
         head_dropout_rate: float = 0.0,
-        chunk_len: int | None = None,
         **options: Unpack[EncoderOptions],
     ):
         check_sizes(num_classes=num_classes, **({} if chunk_len is None else {"chunk_len": chunk_len}))
