@@ -160,7 +160,10 @@ def test_presets_take_an_op_from_outside(house):
             {"reach": 77},
             r"^attention.name: scratch_ops:Near raised RuntimeError: seventy-seven \(scratch_ops.py, line ",
         ),
-        ({"position": {"name": "scratch_ops:Near"}}, r"^attention.position.name: got .*xformer.attention.position_term.Pos"),
+        (
+            {"position": {"name": "scratch_ops:Near"}},
+            r"^attention.position.name: got .*xformer.attention.position_term.Pos",
+        ),
     ],
 )
 def test_arguments_of_a_class_from_outside_are_checked_as_our_own(house, changes, message):
