@@ -64,6 +64,8 @@ class ChosenPairs(PatternAttention):
         "plan": "its pairs depend on data",
     }
 
+    PAIRS_BY_POSITION: ClassVar[bool] = False
+
     # What subclasses say.
 
     def choose(self, call: Call, params: Params) -> Any:

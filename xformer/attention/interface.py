@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import jax
@@ -15,6 +15,7 @@ from xformer.attention.call import Call, normalize
 from xformer.attention.cost import Cost
 from xformer.attention.dtypes import exact
 from xformer.attention.engine import mesh_axes
+from xformer.attention.engine.few_queries import CachedKeys
 from xformer.attention.shape import Shape
 from xformer.attention.signature import AttentionCallable, Options, Params
 
@@ -249,6 +250,45 @@ class Attention(AttentionCallable):
         None where there is no such number.
         """
         return None
+
+    def reads_cached(self, num_queries: int) -> bool:
+        """Whether `attend_cached` serves calls of so many queries."""
+        return False
+
+    def attend_cached(
+        self,
+        query: Array,
+        parts: Sequence[CachedKeys],
+        q_positions: Array,
+        *,
+        kv_len: int,
+        params: Params | None = None,
+    ) -> Array:
+        """The output of a call for a few queries, to keys as a cache holds them.
+
+        Args:
+          query: `[batch, q_len, num_heads, head_dim]`.
+          parts: keys and values, heads first, with their positions; no position is in two of them.
+          q_positions: int32 `[batch or 1, q_len]`.
+          kv_len: how many keys a call would be given: what a pattern or a position term is made for.
+          params: as in a call.
+
+        Returns:
+          `[batch, q_len, num_heads, value depth]` in the dtype of the queries; NaN beyond the last position of the
+          pattern or of the position term.
+
+        Raises:
+          NotImplementedError: `reads_cached` says so.
+        """
+        raise NotImplementedError(f"{self._name} attends to keys in the order of tokens")
+
+    def turned(self) -> tuple[Callable[[Array, Array], Array] | None, Attention]:
+        """What turns queries and keys by their positions, and the op that is given turned ones.
+
+        So a cache may keep turned keys. (None, the op itself) where nothing does, or where it is not all that the
+        position term does. The first is `Position.rotate`.
+        """
+        return None, self
 
     def decode_state(self, shape: Shape, dtype: Any) -> Any:
         """The state before the first token, for `decode`: a pytree of arrays whose size no length changes.

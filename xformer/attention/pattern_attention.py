@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -15,7 +16,8 @@ from xformer.attention.call import Call, normalize
 from xformer.attention.cost import Cost, call_cost
 from xformer.attention.dtypes import exact
 from xformer.attention.engine import dense as dense_engine
-from xformer.attention.engine import listed_tiles, sequence_parallel
+from xformer.attention.engine import few_queries, listed_tiles, sequence_parallel
+from xformer.attention.engine.few_queries import CachedKeys
 from xformer.attention.engine.listed_tiles import ListedTiles
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import merge_heads
@@ -44,6 +46,8 @@ class PatternAttention(Attention):
     position: Position | None = dataclasses.field(default=None, kw_only=True)
 
     POSITIONAL: ClassVar[bool] = True  # whether the pattern depends on positions even without a causal cut
+    # Whether single pairs follow from positions, and their scores from queries, keys and the position term alone.
+    PAIRS_BY_POSITION: ClassVar[bool] = True
     PLAN_FIELDS: ClassVar[tuple[str, ...]] = ()  # integer fields that only choose which blocks a plan lists
 
     def __post_init__(self) -> None:
@@ -151,6 +155,49 @@ class PatternAttention(Attention):
                 settings = dataclasses.replace(settings, pattern=pattern)
             out, lse = listed_tiles.attend(inputs, controls, settings, listed)
         return merge_heads(out), merge_heads(lse)
+
+    @property
+    def _by_position(self) -> bool:
+        """Whether nothing but positions decides which pairs attend: neither what keys hold nor a subclass's own way."""
+        alike = (getattr(type(self), name) is getattr(PatternAttention, name) for name in ("attend", "listed_tiles"))
+        return self.PAIRS_BY_POSITION and all(alike)
+
+    def reads_cached(self, num_queries: int) -> bool:
+        tiled = self.implementation in (None, "xla")
+        return self._by_position and self.causal and tiled and num_queries <= few_queries.MOST_QUERIES
+
+    def attend_cached(
+        self,
+        query: Array,
+        parts: Sequence[CachedKeys],
+        q_positions: Array,
+        *,
+        kv_len: int,
+        params: Params | None = None,
+    ) -> Array:
+        if not self.reads_cached(query.shape[1]):
+            return super().attend_cached(query, parts, q_positions, kv_len=kv_len, params=params)
+        batch, q_len, num_heads, head_dim = query.shape
+        ends = [self.num_positions(kv_len), self.position and self.position.num_positions]
+        for end in ends:
+            if end is not None:
+                within = (q_positions >= 0) & (q_positions < end)
+                query = jnp.where(within[:, :, None, None], query, jnp.asarray(jnp.nan, query.dtype))
+        if self.position is not None and self.position.turns:
+            query = self.position.rotate(query, q_positions)
+            turn = functools.partial(few_queries.turned, turn=self.position.rotate, batch=batch)
+            parts = [turn(part) for part in parts]
+        split = query.reshape(batch, q_len, parts[0].key.shape[0] // batch, -1, head_dim)
+        relative = self._relative(params or {}, num_heads, kv_len)
+        pattern = self._pattern(kv_len, num_heads)
+        out = few_queries.attend(split, parts, q_positions, pattern, relative, head_dim**-0.5)
+        return out.astype(query.dtype)
+
+    def turned(self) -> tuple[Callable[[Array, Array], Array] | None, Attention]:
+        position = self.position
+        if position is None or not (position.only_turns and self._by_position):
+            return None, self
+        return position.rotate, dataclasses.replace(self, position=None)
 
     def pattern_of(
         self,

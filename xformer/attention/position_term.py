@@ -40,6 +40,16 @@ class Position:
         """How many positions, from 0, the term can tell apart; None: any number."""
         return None
 
+    @property
+    def turns(self) -> bool:
+        """Whether the term rotates queries and keys."""
+        return type(self).rotate is not Position.rotate
+
+    @property
+    def only_turns(self) -> bool:
+        """Whether it does that, wherever they stand, and nothing else."""
+        return self.turns and type(self).relative is Position.relative and self.num_positions is None
+
     def init(self, rng: Array, shape: Shape) -> Params:
         """The term's parameters: a dict of float32 arrays, empty where it has none."""
         return {}

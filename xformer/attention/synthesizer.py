@@ -59,6 +59,8 @@ class Synthesizer(PatternAttention):
 
     REFUSES: ClassVar[Mapping[str, str]] = {"positions": IN_ORDER, "plan": "there is none: its layers do not differ"}
 
+    PAIRS_BY_POSITION: ClassVar[bool] = False
+
     kind: Kind = "dense"
     max_len: int = 1024
     rank: int = 8

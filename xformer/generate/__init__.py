@@ -5,5 +5,6 @@ A model that decodes has `max_len`, `unrolled()`, `init_caches(batch, max_len)` 
 """
 
 from xformer.generate.generation import generate
+from xformer.generate.streaming import stream
 
-__all__ = ["generate"]
+__all__ = ["generate", "stream"]

@@ -42,8 +42,7 @@ def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Num
     (batch, _), count = logits.shape, settings.num_beams
     limit, end_id = numbers.limit, numbers.end_id
     penalty = lambda length: ((5.0 + length) / 6.0) ** numbers.length_penalty
-    repeat = lambda x: jnp.repeat(x, count, axis=0) if x.ndim and len(x) == batch else x
-    caches = jax.tree.map(repeat, caches)
+    caches = take_examples(caches, batch, jnp.repeat(jnp.arange(batch), count))
     empty = jnp.zeros((batch, count, settings.max_tokens), jnp.int32)
     none = jnp.full((batch, count), -jnp.inf)
     first = Beams(jnp.int32(0), empty, none.at[:, 0].set(0.0), empty, none, jnp.zeros((batch, count), jnp.int32))
@@ -57,7 +56,7 @@ def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Num
     def advance(carry: tuple[Beams, Any]) -> tuple[Beams, Any]:
         beams, caches = carry
         rows = (beams.parents + count * jnp.arange(batch)[:, None]).reshape(-1)
-        caches = jax.tree.map(lambda x: x[rows] if x.ndim and len(x) == batch * count else x, caches)
+        caches = take_examples(caches, batch * count, rows)
         tokens = jnp.take(beams.texts, beams.step - 1, axis=2).reshape(-1)
         logits, caches = next_logits(model, tokens, caches)
         return extend(beams, logits.reshape(batch, count, -1), penalty, end_id), caches
@@ -67,6 +66,18 @@ def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Num
     scores = jnp.concatenate([beams.scores, beams.log_probs / penalty(limit)], axis=1)
     texts = jnp.concatenate([beams.ended, beams.texts], axis=1)
     return jnp.take_along_axis(texts, jnp.argmax(scores, axis=1)[:, None, None], axis=1)[:, 0]
+
+
+def take_examples(caches: Any, batch: int, examples: Array) -> Any:
+    """The caches of some of the examples, int `[n]`. The first axis of every array that is no scalar is `batch` long
+    or a multiple of it, what belongs to an example in a row."""
+
+    def take(x: Array) -> Array:
+        if not x.ndim:
+            return x
+        return x.reshape(batch, -1, *x.shape[1:])[examples].reshape(-1, *x.shape[1:])
+
+    return jax.tree.map(take, caches)
 
 
 def extend(beams: Beams, logits: Array, penalty: Any, end_id: Array) -> Beams:

@@ -41,4 +41,4 @@ def next_logits(model: Any, tokens: Array, caches: Any) -> tuple[Array, Any]:
 def _one_length(cache: Any) -> Any:
     """A cache of keys with one length for all examples: attention then need not go through them one by one."""
     fields = {field.name for field in dataclasses.fields(cache)}
-    return dataclasses.replace(cache, length=cache.length[0]) if {"key", "length"} <= fields else cache
+    return dataclasses.replace(cache, length=cache.length[0]) if {"key_rows", "length"} <= fields else cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,36 +13,67 @@ from xformer.generate.settings import Numbers, Settings
 Array = jax.Array
 
 
+class Texts(NamedTuple):
+    """Texts that go on.
+
+    Attributes:
+      step: int32, tokens so far.
+      token: int32 `[batch]`, the last of each; done: bool `[batch]`, whether it has ended.
+      out: int32 `[batch, max_tokens]`, all of them, zeros after the end.
+    """
+
+    step: Array
+    token: Array
+    done: Array
+    out: Array
+
+
 def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Numbers) -> Array:
     """Up to `limit` tokens for each row: int32 `[batch, settings.max_tokens]`, zeros after `end_id` and the limit.
 
     Args:
       logits: float32 `[batch, vocab_size]`, for the first token; caches: those that go with them.
     """
-    batch, limit, end_id = len(logits), numbers.limit, numbers.end_id
-    keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(numbers.seed), row))(jnp.arange(batch))
+    return advance(model, begin(logits, settings, numbers), caches, numbers.limit, settings, numbers)[0].out
 
-    def choose(logits: Array, step: Array) -> Array:
-        if settings.greedy:
-            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        logits = restrict(logits / numbers.temperature, settings.top_k, numbers.top_p if settings.top_p else None)
-        draw = lambda key, row: jax.random.categorical(jax.random.fold_in(key, step), row)
-        return jax.vmap(draw)(keys, logits).astype(jnp.int32)
 
-    def more(carry: tuple[Any, ...]) -> Array:
-        step, _, done, _, _ = carry
-        return (step < limit) & ~done.all()
+def begin(logits: Array, settings: Settings, numbers: Numbers) -> Texts:
+    """The first token of each row."""
+    first, step = choose(logits, jnp.int32(0), settings, numbers), jnp.int32(1)
+    out = jnp.zeros((len(first), settings.max_tokens), jnp.int32).at[:, 0].set(first)
+    return Texts(step, first, first == numbers.end_id, out)
 
-    def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        step, token, done, out, caches = carry
-        logits, caches = next_logits(model, token, caches)
-        token = jnp.where(done, 0, choose(logits, step))
-        return step + 1, token, done | (token == end_id), out.at[:, step].set(token), caches
 
-    first = choose(logits, jnp.int32(0))
-    out = jnp.zeros((batch, settings.max_tokens), jnp.int32).at[:, 0].set(first)
-    found: Array = jax.lax.while_loop(more, advance, (jnp.int32(1), first, first == end_id, out, caches))[3]
+def advance(
+    model: Any, texts: Texts, caches: Any, until: Array, settings: Settings, numbers: Numbers
+) -> tuple[Texts, Any]:
+    """The texts of `until` tokens, or shorter ones where all have ended, and the caches after them."""
+
+    def more(carry: tuple[Texts, Any]) -> Array:
+        return (carry[0].step < until) & ~carry[0].done.all()
+
+    def go_on(carry: tuple[Texts, Any]) -> tuple[Texts, Any]:
+        texts, caches = carry
+        logits, caches = next_logits(model, texts.token, caches)
+        token = jnp.where(texts.done, 0, choose(logits, texts.step, settings, numbers))
+        done, out = texts.done | (token == numbers.end_id), texts.out.at[:, texts.step].set(token)
+        return Texts(texts.step + 1, token, done, out), caches
+
+    found: tuple[Texts, Any] = jax.lax.while_loop(more, go_on, (texts, caches))
     return found
+
+
+def choose(logits: Array, step: Array, settings: Settings, numbers: Numbers) -> Array:
+    """A token of each row, int32 `[batch]`, of logits float32 `[batch, vocab_size]`."""
+    if settings.greedy:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits = restrict(logits / numbers.temperature, settings.top_k, numbers.top_p if settings.top_p else None)
+
+    def draw(row: Array, logits: Array) -> Array:
+        key = jax.random.fold_in(jax.random.key(numbers.seed), row)
+        return jax.random.categorical(jax.random.fold_in(key, step), logits)
+
+    return jax.vmap(draw)(jnp.arange(len(logits)), logits).astype(jnp.int32)
 
 
 def restrict(logits: Array, top_k: int | None, top_p: Array | None) -> Array:

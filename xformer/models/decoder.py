@@ -12,7 +12,8 @@ from flax import nnx
 from xformer.attention import Attention
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.nn import Logits
-from xformer.nn.cache import AnyCache, check_length
+from xformer.nn.cache import AnyCache
+from xformer.nn.cached_rows import check_length
 
 Array = jax.Array
 Caches = list[AnyCache]

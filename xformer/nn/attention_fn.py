@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from flax import nnx
 
 from xformer.attention import Attention, AttentionCallable, Options
+from xformer.attention.engine.few_queries import CachedKeys
 from xformer.attention.interface import CONSTANTS
 from xformer.nn import constant
 from xformer.nn.params import has_params, init_shape
@@ -78,6 +80,16 @@ class AttentionFn(AttentionCallable, nnx.Module):
     ) -> tuple[Array, Any]:
         """The op's `decode` with the parameters and constants that are held here."""
         return self.op.decode(query, key, value, state, mask=mask, params=self._own())
+
+    def attend_by(self, op: Attention, query: Array, key: Array, value: Array, **options: Any) -> Array:
+        """A call as this module, but of `op`, which takes the same parameters."""
+        return op.attend_with(query, key, value, Options(params=self._own(), **options))
+
+    def attend_cached(
+        self, op: Attention, query: Array, parts: Sequence[CachedKeys], q_positions: Array, *, kv_len: int
+    ) -> Array:
+        """`attend_cached` of the op, or of what its `turned` gives, with the parameters that are held here."""
+        return op.attend_cached(query, parts, q_positions, kv_len=kv_len, params=self._own())
 
     def _own(self) -> dict[str, Any]:
         own = {CONSTANTS: constant.values(self.constants)} if self.constants else {}

@@ -11,42 +11,34 @@ import jax.numpy as jnp
 from flax.typing import Dtype
 
 from xformer.attention import Attention, Shape
+from xformer.nn import cached_rows
+from xformer.nn.block_cache import BlockCache
+from xformer.nn.cached_rows import check_length
 
 Array = jax.Array
 
 
-def check_length(query: Array, length: Array, max_len: int) -> Array:
-    """Queries `[batch, new, num_heads, head_dim]` of the tokens that follow, NaN where they are beyond `max_len`.
-
-    Raises ValueError where that is known when tracing.
-    """
-    new = query.shape[1]
-    if not isinstance(length, jax.core.Tracer) and (seen := int(length.max())) + new > max_len:
-        raise ValueError(f"cache: {seen} + {new} tokens, made for max_len {max_len}")
-    within = _following(length, new) < max_len
-    return jnp.where(within[:, :, None, None], query, jnp.asarray(jnp.nan, query.dtype))
-
-
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["key", "value", "length"], meta_fields=["lookback", "max_len"]
+    jax.tree_util.register_dataclass,
+    data_fields=["key_rows", "value_rows", "length"],
+    meta_fields=["num_kv_heads", "lookback", "max_len"],
 )
 @dataclasses.dataclass(frozen=True)
-class Cache:
-    """The keys and values that later tokens can still see. A pytree of fixed size: `extend` gives the next one.
+class Cache(cached_rows.Rows):
+    """The keys and values that later tokens can still see. A pytree of fixed size: `attend` gives the next one.
 
-    Where an op sees `lookback` earlier keys at most and nothing but distances counts (a causal Window), the cache holds
-    the last `lookback` keys, whatever the length, the newest at the end. Otherwise it holds all of `max_len`, each at
-    its position.
+    Where an op sees `lookback` earlier keys at most and nothing but distances counts (a causal Window), the cache is a
+    ring of the last `lookback` keys, whatever the length. Otherwise it holds all of `max_len`. Either way the key at
+    position p has the place `p mod capacity`, and a step writes one row where it stands. Keys are kept turned by their
+    positions where that is all the op's position term does (Rotary).
 
     Attributes:
-      key, value: `[batch, capacity, num_kv_heads, head_dim]`.
+      key_rows, value_rows, num_kv_heads: see `Rows`.
       length: int32 `[]`, tokens seen so far, or `[batch]` where that differs between examples.
       lookback: see above; None where all keys are kept.
       max_len: tokens that may be seen in all.
     """
 
-    key: Array
-    value: Array
     length: Array
     lookback: int | None
     max_len: int
@@ -54,74 +46,96 @@ class Cache:
     def attend(
         self, attention_fn: Any, query: Array, key: Array, value: Array, mask: Array | None, options: dict[str, Any]
     ) -> tuple[Array, Cache]:
-        """The output for new tokens `[batch, new, heads, head_dim]` and the next cache; `mask` as in `extend`.
+        """The output for new tokens and the next cache.
 
-        `options` are the call's own. Outputs for tokens beyond `max_len` are NaN; ValueError where that is known when
-        tracing.
-        """
-        query = check_length(query, self.length, self.max_len)
-        following, key, value, own = self.extend(key, value, mask)
-        return attention_fn(query, key, value, **options, **own), following
-
-    def extend(self, key: Array, value: Array, mask: Array | None) -> tuple[Cache, Array, Array, dict[str, Any]]:
-        """The cache with new tokens, and what their queries attend to.
+        A few queries of an op that reads cached keys meet the cache as it stands. Else its keys are put in the order of
+        tokens, and the op is called.
 
         Args:
-          key, value: `[batch, new, num_kv_heads, head_dim]`, of the tokens that follow.
+          attention_fn: an `xformer.nn.AttentionFn`.
+          query: `[batch, new, num_heads, head_dim]`; key, value: `[batch, new, num_kv_heads, head_dim]`, of the tokens
+            that follow.
           mask: bool `[batch, new]`, True at real tokens, which come first in each example; None: all are. What is not
             real is forgotten: the next token takes its place. From then on each example has a length of its own.
+          options: of the call.
 
         Returns:
-          The next cache; keys and values `[batch, kv_len, num_kv_heads, head_dim]` for this call's queries; and the
-          arguments `query_offset` and `mask` of a causal op for them.
+          `[batch, new, num_heads, head_dim]`, NaN for tokens beyond `max_len`, and the next cache.
+
+        Raises:
+          ValueError: tokens beyond `max_len`, where that is known when tracing.
         """
+        query = check_length(query, self.length, self.max_len)
+        positions = cached_rows.following(self.length, key.shape[1])
+        turn, op = attention_fn.op.turned()
+        if turn is not None:
+            query, key = turn(query, positions), turn(key, positions)
+        key, value = cached_rows.kept(key, value, mask, self.key_rows.dtype)
+        keep = self._keep_all if self.lookback is None else self._keep_last
+        return keep(op, attention_fn, query, key, value, mask, positions, options)
+
+    def _seen(self, key: Array, mask: Array | None) -> Array:
+        return self.length + (key.shape[1] if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
+
+    def _keep_all(
+        self,
+        op: Attention,
+        attention_fn: Any,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: Array | None,
+        positions: Array,
+        options: dict[str, Any],
+    ) -> tuple[Array, Cache]:
         new = key.shape[1]
-        seen = self.length + (new if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
-        key, value = key.astype(self.key.dtype), value.astype(self.value.dtype)
-        if self.lookback is None:
-            keys, values = (_put(old, x, self.length) for old, x in ((self.key, key), (self.value, value)))
-            following = dataclasses.replace(self, key=keys, value=values, length=seen)
-            return following, keys, values, {"query_offset": self.length}
-        keys, values = (jnp.concatenate(both, axis=1) for both in ((self.key, key), (self.value, value)))
-        capacity = self.key.shape[1]
-        # Places before the first token are empty. Tokens that are not real come after all queries that are.
-        filled = jnp.arange(capacity + new)[None] >= capacity - self.length.reshape(-1, 1)
-        step = new if mask is None else seen - self.length
-        last_keys, last_values = (_last(x, step, capacity) for x in (keys, values))
-        following = dataclasses.replace(self, key=last_keys, value=last_values, length=seen)
-        return following, keys, values, {"query_offset": capacity, "mask": filled[:, None, None, :]}
+        rows = [cached_rows.by_head(x) for x in (key, value)]
+        keys, values = (
+            cached_rows.put(old, x, self.length) for old, x in zip((self.key_rows, self.value_rows), rows, strict=True)
+        )
+        after = dataclasses.replace(self, key_rows=keys, value_rows=values, length=self._seen(key, mask))
+        if cached_rows.serves(op, new, options):
+            # Places beyond the newest query are ahead of all: a causal op does not see them.
+            part = cached_rows.CachedKeys(keys, values, jnp.arange(keys.shape[1], dtype=jnp.int32)[None])
+            return attention_fn.attend_cached(op, query, [part], positions, kv_len=self.max_len), after
+        keys, values = (cached_rows.by_token(x, self.num_kv_heads) for x in (keys, values))
+        return attention_fn.attend_by(op, query, keys, values, query_offset=self.length, **options), after
 
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["key", "value", "length"], meta_fields=["max_len"])
-@dataclasses.dataclass(frozen=True)
-class BlockCache:
-    """The keys and values of the block that the next token lies in, for an op that sees no other (a causal Local).
-
-    Attributes:
-      key, value: `[batch, block, num_kv_heads, head_dim]`, each at its place in the block.
-      length: int32 `[]`, tokens seen so far, or `[batch]` where that differs between examples.
-      max_len: tokens that may be seen in all.
-    """
-
-    key: Array
-    value: Array
-    length: Array
-    max_len: int
-
-    def attend(
-        self, attention_fn: Any, query: Array, key: Array, value: Array, mask: Array | None, options: dict[str, Any]
-    ) -> tuple[Array, BlockCache]:
-        """As `Cache.attend` does; `mask` bool `[batch, new]` is True at real tokens, which come first."""
-        query, (block, new) = check_length(query, self.length, self.max_len), (self.key.shape[1], key.shape[1])
-        seen = self.length + (new if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
-        place = self.length % block  # where the block begins counts for the op, and not which block it is
-        longer = lambda x, by: jnp.pad(x, ((0, 0), (0, by), (0, 0), (0, 0)))
-        pairs = ((self.key, key), (self.value, value))
-        keys, values = (_put(longer(old, new - 1), x.astype(old.dtype), place) for old, x in pairs)
-        out = attention_fn(query, keys, values, query_offset=place, **options)
-        start = (place + seen - self.length) // block * block
-        keys, values = (_last(longer(x, block), start, block) for x in (keys, values))
-        return out, BlockCache(keys, values, seen, self.max_len)
+    def _keep_last(
+        self,
+        op: Attention,
+        attention_fn: Any,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: Array | None,
+        positions: Array,
+        options: dict[str, Any],
+    ) -> tuple[Array, Cache]:
+        new, capacity = key.shape[1], self.capacity
+        rows, seen = [cached_rows.by_head(x) for x in (key, value)], self._seen(key, mask)
+        if cached_rows.serves(op, new, options):
+            parts = [cached_rows.CachedKeys(*rows, positions, positions[:, 0])]
+            if capacity:
+                held = cached_rows.positions_in_ring(self.length, capacity)
+                parts.insert(0, cached_rows.CachedKeys(self.key_rows, self.value_rows, held))
+            out = attention_fn.attend_cached(op, query, parts, positions, kv_len=self.max_len)
+        else:
+            pairs = zip((self.key_rows, self.value_rows), rows, strict=True)
+            ordered = (jnp.concatenate([cached_rows.in_order(old, self.length), x], axis=1) for old, x in pairs)
+            keys, values = (cached_rows.by_token(x, self.num_kv_heads) for x in ordered)
+            # Places before the first token are empty. Tokens that are not real come after all queries that are.
+            filled = jnp.arange(capacity + new)[None] >= capacity - self.length.reshape(-1, 1)
+            own = {"query_offset": capacity, "mask": filled[:, None, None, :]}
+            out = attention_fn.attend_by(op, query, keys, values, **options, **own)
+        if new == 1 and mask is None and capacity:
+            # What is written waits for what is read: else XLA copies the ring.
+            rows = cached_rows.after(out, rows, self.length)
+            put = lambda old, x: cached_rows.put(old, x, self.length % capacity)
+        else:
+            put = lambda old, x: cached_rows.put_in_ring(old, x, self.length, seen)
+        keys, values = (put(old, x) for old, x in zip((self.key_rows, self.value_rows), rows, strict=True))
+        return out, dataclasses.replace(self, key_rows=keys, value_rows=values, length=seen)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["state"], meta_fields=["max_len"])
@@ -179,32 +193,10 @@ def init_cache(
     state = op.decode_state(Shape(batch, 1, 1, num_heads or num_kv_heads, head_dim, num_kv_heads), dtype)
     if state is not None:
         return StateCache(state, max_len)
-    empty = lambda capacity: jnp.zeros((batch, capacity, num_kv_heads, head_dim), dtype)
+    rows = lambda capacity: jnp.zeros((batch * num_kv_heads, capacity, head_dim), dtype)
     if (block := op.own_block()) is not None and block < max_len:
-        return BlockCache(empty(block), empty(block), jnp.zeros((), jnp.int32), max_len)
+        return BlockCache(rows(block), rows(block), num_kv_heads, jnp.zeros((), jnp.int32), max_len)
     lookback = op.lookback()
     lookback = None if lookback is None or lookback >= max_len else lookback
     capacity = max_len if lookback is None else lookback
-    return Cache(empty(capacity), empty(capacity), jnp.zeros((), jnp.int32), lookback, max_len)
-
-
-def _following(length: Array, new: int) -> Array:
-    """The positions of the next `new` tokens, int32 `[1 or batch, new]`."""
-    return length.reshape(-1, 1) + jnp.arange(new, dtype=jnp.int32)[None]
-
-
-def _put(old: Array, new: Array, length: Array) -> Array:
-    """`old` `[batch, capacity, ...]` with `new` `[batch, new, ...]` put in after `length`; what goes beyond is lost."""
-    places = _following(length, new.shape[1])
-    if len(places) == 1:
-        return old.at[:, places[0]].set(new, mode="drop")
-    return old.at[jnp.arange(len(old))[:, None], places].set(new, mode="drop")
-
-
-def _last(x: Array, step: int | Array, capacity: int) -> Array:
-    """The `capacity` entries from `step` (an int, `[]` or `[batch]`) on, of `x` `[batch, capacity + new, ...]`."""
-    if isinstance(step, int):
-        return x[:, step : step + capacity]
-    if not step.ndim:
-        return jax.lax.dynamic_slice_in_dim(x, step, capacity, axis=1)
-    return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, capacity))(x, step)
+    return Cache(rows(capacity), rows(capacity), num_kv_heads, jnp.zeros((), jnp.int32), lookback, max_len)
