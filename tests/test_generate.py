@@ -1,5 +1,6 @@
 """Generation: greedy as the whole forward says, beams as exhaustive search says, draws by their probabilities."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from xformer.attention import Full, Retention, Window
-from xformer.generate import generate, generation, sampling
+from xformer.attention import Full, Local, Retention, Rotary, Shaw, Window
+from xformer.generate import generate, generation, sampling, stream, streaming
+from xformer.generate.settings import Numbers, Settings
 from xformer.models import MODELS
 
 MAX_LEN = 64
@@ -29,6 +31,8 @@ def log_probs(model, rows):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
+SETTINGS = Settings(16, 64, uniform=False, greedy=True, top_k=None, top_p=False, num_beams=1)
+NUMBERS = Numbers(jnp.int32(9), jnp.float32(1), jnp.float32(1), jnp.float32(0), jnp.int32(-1), jnp.uint32(0))
 PROMPTS, LENGTHS = np.random.default_rng(0).integers(0, 11, (3, 9)), np.array([9, 1, 6])
 
 
@@ -142,6 +146,49 @@ def test_one_program_for_a_shape_bucket():
     assert generation._run._cache_size() == 1
     generate(model, PROMPTS[:, :1].repeat(17, 1), np.array([1, 2, 3]), max_tokens=2)
     assert generation._run._cache_size() == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "top_k": 5, "seed": 3}], ids=["greedy", "drawn"])
+def test_a_stream_is_what_is_generated(options):
+    model = make(num_layers=2)
+    whole = np.asarray(generate(model, PROMPTS, LENGTHS, max_tokens=7, **options))
+    end = int(whole[0, 3])
+    for programs in (streaming.begin, streaming.go_on):
+        programs.clear_cache()
+    found = np.stack(list(stream(model, PROMPTS, LENGTHS, max_tokens=7, **options)), axis=1)
+    np.testing.assert_array_equal(found, whole)
+    other = list(stream(model, PROMPTS[:, :5], np.array([5, 2, 1]), max_tokens=3, **options))
+    assert len(other) == 3 and streaming.begin._cache_size() == streaming.go_on._cache_size() == 1
+    ended = np.stack(list(stream(model, PROMPTS[:1], LENGTHS[:1], max_tokens=7, end_id=end, **options)), axis=1)
+    stop = int(np.flatnonzero(whole[0] == end)[0]) + 1
+    np.testing.assert_array_equal(ended, whole[:1, :stop])
+    with pytest.raises(ValueError, match="max_tokens must be an integer of at least 1, got 0"):
+        stream(model, PROMPTS, LENGTHS, max_tokens=0)
+
+
+STEPS = {
+    "full": (Full(), 1, False),
+    "rows": (Full(), 3, True),
+    "window": (Window(left=128, right=0), 1, False),
+    "local": (Local(block_size=128), 2, True),
+    "shaw": (Full(position=Shaw(max_distance=8)), 2, False),
+    "rotary": (Window(left=128, right=0, position=Rotary()), 1, False),
+}
+
+
+@pytest.mark.full
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", list(STEPS))
+def test_a_step_copies_no_cache(name):
+    """What a step needs besides the caches is less than one of their arrays."""
+    op, batch, by_row = STEPS[name]
+    sizes = {"num_layers": 2, "width": 16, "num_heads": 4, "head_dim": 32, "mlp_dim": 16}
+    model = MODELS["decoder"](11, 512, attention=op, rngs=nnx.Rngs(3), **sizes)
+    length = jnp.full((batch,) if by_row else (), 300, jnp.int32)
+    caches = [dataclasses.replace(cache, length=length) for cache in model.init_caches(batch)]
+    texts = sampling.begin(jnp.zeros((batch, 11)), SETTINGS, NUMBERS)
+    program = streaming.go_on.lower(*nnx.split(model), texts, caches, np.int32(3), NUMBERS, SETTINGS).compile()
+    assert program.memory_analysis().temp_size_in_bytes < caches[0].key_rows.nbytes / 2
 
 
 def test_room_ends_with_the_model():

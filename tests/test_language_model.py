@@ -13,6 +13,7 @@ import xformer
 from xformer import experiment as experiments
 from xformer.attention import Full
 from xformer.commands import cli, generate
+from xformer.generate import pieces
 from xformer.models import MODELS
 from xformer.tasks import LanguageModel, language_texts
 from xformer.tasks.packing import pack
@@ -269,6 +270,25 @@ def test_every_axis_of_a_mesh_gives_the_same_loss(trained, tmp_path, mesh):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def test_a_stream_of_texts_is_what_is_generated(trained):
+    run = xformer.load(trained[0])
+    texts, options = ["Straße 1", "größer"], {"max_tokens": 9, "temperature": 1.5, "seed": 3}
+    steps = list(run.stream(texts, **options))
+    assert len(steps) <= 10 and ["".join(row) for row in zip(*steps, strict=True)] == run.generate(texts, **options)
+    assert list(run.stream([], max_tokens=2)) == []
+    with pytest.raises(ValueError, match="top_k is for drawing"):
+        run.stream(texts, max_tokens=2, top_k=3)
+
+
+def test_pieces_hold_back_what_is_no_character_yet():
+    decode = lambda row: bytes(int(x) for x in row if x).decode(errors="replace")
+    found = lambda *texts: list(pieces(np.array(texts).T, decode))
+    assert found([*"ö–".encode(), 0], [65, 0xC3, 66, 0xC3, 0xA4, 0xFF]) == [
+        ["", "A"], ["ö", ""], ["", "\ufffdB"], ["", ""], ["–", "ä"], ["", ""], ["", "\ufffd"]
+    ]  # fmt: skip
+    assert found() == []
+
+
 def test_a_loaded_model_goes_on_with_texts(trained, capsys, caplog):
     run = xformer.load(trained[0])
     texts = ["Straße 1", "", "größer"]
@@ -291,5 +311,12 @@ def test_a_loaded_model_goes_on_with_texts(trained, capsys, caplog):
     capsys.readouterr()
     assert cli.exit_code(generate.command, [f"--workdir={trained[0]}", "--prompt=größer", "--max_tokens=6"]) == 0
     assert capsys.readouterr().out == f"größer{greedy[2]}\n"
+    streamed = [f"--workdir={trained[0]}", "--prompt=größer", "--max_tokens=6", "--stream"]
+    assert cli.exit_code(generate.command, streamed) == 0
+    assert capsys.readouterr().out == f"größer{greedy[2]}\n"
+    for flag, message in (("--prompt=a", "stream prints one text: give one --prompt, got 2"),
+                          ("--num_beams=2", "stream takes num_beams 1")):  # fmt: skip
+        assert cli.exit_code(generate.command, [*streamed, flag]) == 2
+        assert message in capsys.readouterr().err
     assert cli.exit_code(generate.command, [f"--workdir={trained[0]}", "--top_k=2"]) == 2
     assert "top_k is for drawing" in capsys.readouterr().err

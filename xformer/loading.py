@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from xformer import experiment, tasks
 from xformer.checks import check_integer
-from xformer.generate import generate
+from xformer.generate import generate, pieces, stream
 from xformer.tasks import predictions
 from xformer.tasks.dataset import Text
 from xformer.train import DataChanged, WorkdirMismatch, data_record, restoring
@@ -121,6 +121,65 @@ class Loaded:
             `max_tokens` above the model's `max_len`.
         """
         check_integer("batch_size", batch_size)
+        prompts, end_id = self._prompts(texts, max_tokens)
+        longest = max(map(len, prompts), default=0)
+        found: list[str] = []
+        for start in range(0, len(prompts), batch_size):
+            some = prompts[start : start + batch_size]
+            some += [some[0]] * (batch_size - len(some) if len(prompts) > batch_size else 0)  # one shape
+            out = generate(
+                self.model,
+                *_padded(some, longest),
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                num_beams=num_beams,
+                length_penalty=length_penalty,
+                end_id=end_id,
+                seed=seed if start == 0 else int(np.random.SeedSequence([seed, start]).generate_state(1)[0]),
+            )
+            found += [self.preprocess.vocabulary.decode(row) for row in np.asarray(out)]
+        return found[: len(texts)]
+
+    def stream(
+        self,
+        texts: Sequence[str],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Iterator[list[str]]:
+        """What `generate` gives, as it comes: after each token what it adds to every text, "" to one that has ended.
+
+        All texts are one batch. The step is compiled once, as that of `generate` is. Bytes that are no UTF-8 yet are
+        held back until they are.
+
+        Args:
+          texts, max_tokens, temperature, top_k, top_p, seed: see `generate`.
+
+        Raises:
+          ValueError: as `generate`, when called.
+        """
+        prompts, end_id = self._prompts(texts, max_tokens)
+        if not prompts:
+            return iter(())
+        steps = stream(
+            self.model,
+            *_padded(prompts, max(map(len, prompts))),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            end_id=end_id,
+            seed=seed,
+        )
+        return pieces(steps, self.preprocess.vocabulary.decode)
+
+    def _prompts(self, texts: Sequence[str], max_tokens: int) -> tuple[list[list[int]], int]:
+        """The tokens of texts, the last of those that are too long, and the end of a text. Raises as `generate`."""
         check_integer("max_tokens", max_tokens, at_most=self.preprocess.max_len)
         family = self.family
         if not isinstance(family, tasks.NextTokens) or not hasattr(self.model, "init_caches"):
@@ -133,29 +192,15 @@ class Loaded:
                 "%d of %d texts leave no room for %d tokens within max_len %d: their last %d tokens are read",
                 long, len(texts), max_tokens, self.preprocess.max_len, room,
             )  # fmt: skip
-        prompts = [prompt[-room:] for prompt in prompts]
-        found: list[str] = []
-        for start in range(0, len(prompts), batch_size):
-            some = prompts[start : start + batch_size]
-            some += [some[0]] * (batch_size - len(some) if len(prompts) > batch_size else 0)  # one shape
-            tokens = np.zeros((len(some), max(map(len, prompts))), np.int32)
-            for row, prompt in zip(tokens, some, strict=True):
-                row[: len(prompt)] = prompt
-            out = generate(
-                self.model,
-                tokens,
-                np.array([len(prompt) for prompt in some]),
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                num_beams=num_beams,
-                length_penalty=length_penalty,
-                end_id=family.end_id,
-                seed=seed if start == 0 else int(np.random.SeedSequence([seed, start]).generate_state(1)[0]),
-            )
-            found += [self.preprocess.vocabulary.decode(row) for row in np.asarray(out)]
-        return found[: len(texts)]
+        return [prompt[-room:] for prompt in prompts], family.end_id
+
+
+def _padded(prompts: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """int32 `[batch, longest]` tokens, zeros after each prompt, and int `[batch]` how many each has."""
+    tokens = np.zeros((len(prompts), longest), np.int32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return tokens, np.array([len(prompt) for prompt in prompts])
 
 
 @nnx.jit(static_argnums=1)

@@ -18,6 +18,7 @@ from xformer.attention.dtypes import exact
 from xformer.attention.engine import dense as dense_engine
 from xformer.attention.engine import few_queries, listed_tiles, sequence_parallel
 from xformer.attention.engine.few_queries import CachedKeys
+from xformer.attention.engine.keys_in_reach import keys_in_reach
 from xformer.attention.engine.listed_tiles import ListedTiles
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import merge_heads
@@ -178,8 +179,7 @@ class PatternAttention(Attention):
         if not self.reads_cached(query.shape[1]):
             return super().attend_cached(query, parts, q_positions, kv_len=kv_len, params=params)
         batch, q_len, num_heads, head_dim = query.shape
-        ends = [self.num_positions(kv_len), self.position and self.position.num_positions]
-        for end in ends:
+        for end in (self.num_positions(kv_len), None if self.position is None else self.position.num_positions):
             if end is not None:
                 within = (q_positions >= 0) & (q_positions < end)
                 query = jnp.where(within[:, :, None, None], query, jnp.asarray(jnp.nan, query.dtype))
@@ -187,9 +187,11 @@ class PatternAttention(Attention):
             query = self.position.rotate(query, q_positions)
             turn = functools.partial(few_queries.turned, turn=self.position.rotate, batch=batch)
             parts = [turn(part) for part in parts]
-        split = query.reshape(batch, q_len, parts[0].key.shape[0] // batch, -1, head_dim)
         relative = self._relative(params or {}, num_heads, kv_len)
         pattern = self._pattern(kv_len, num_heads)
+        if len(parts) == 1 and parts[0].in_order and (relative is None or relative.value_table is None):
+            parts = [keys_in_reach(parts[0], pattern, q_positions, batch, num_heads) or parts[0]]
+        split = query.reshape(batch, q_len, parts[0].key.shape[0] // batch, -1, head_dim)
         out = few_queries.attend(split, parts, q_positions, pattern, relative, head_dim**-0.5)
         return out.astype(query.dtype)
 

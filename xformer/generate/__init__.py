@@ -5,6 +5,7 @@ A model that decodes has `max_len`, `unrolled()`, `init_caches(batch, max_len)` 
 """
 
 from xformer.generate.generation import generate
+from xformer.generate.pieces import pieces
 from xformer.generate.streaming import stream
 
-__all__ = ["generate", "stream"]
+__all__ = ["generate", "pieces", "stream"]

@@ -96,7 +96,7 @@ class Cache(cached_rows.Rows):
         after = dataclasses.replace(self, key_rows=keys, value_rows=values, length=self._seen(key, mask))
         if cached_rows.serves(op, new, options):
             # Places beyond the newest query are ahead of all: a causal op does not see them.
-            part = cached_rows.CachedKeys(keys, values, jnp.arange(keys.shape[1], dtype=jnp.int32)[None])
+            part = cached_rows.CachedKeys(keys, values, jnp.arange(keys.shape[1], dtype=jnp.int32)[None], in_order=True)
             return attention_fn.attend_cached(op, query, [part], positions, kv_len=self.max_len), after
         keys, values = (cached_rows.by_token(x, self.num_kv_heads) for x in (keys, values))
         return attention_fn.attend_by(op, query, keys, values, query_offset=self.length, **options), after
@@ -115,7 +115,7 @@ class Cache(cached_rows.Rows):
         new, capacity = key.shape[1], self.capacity
         rows, seen = [cached_rows.by_head(x) for x in (key, value)], self._seen(key, mask)
         if cached_rows.serves(op, new, options):
-            parts = [cached_rows.CachedKeys(*rows, positions, positions[:, 0])]
+            parts = [cached_rows.CachedKeys(rows[0], rows[1], positions, positions[:, 0])]
             if capacity:
                 held = cached_rows.positions_in_ring(self.length, capacity)
                 parts.insert(0, cached_rows.CachedKeys(self.key_rows, self.value_rows, held))

@@ -7,14 +7,14 @@ keys and values once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.dense import softmax
-from xformer.attention.engine.query_tile import allowed_by_position, merge_heads
+from xformer.attention.engine.query_tile import merge_heads
 from xformer.attention.engine.relative_by_position import RelativeByPosition
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.pattern import Pattern
@@ -29,15 +29,18 @@ class CachedKeys(NamedTuple):
     Attributes:
       key: `[batch * kv_heads, capacity, head_dim]`, NaN where the key is not finite or its value was not; value:
         likewise, of any depth and always finite.
-      positions: int32 `[batch or 1, capacity]`; negative where there is no key.
+      positions: int32 `[batch or 1, capacity]`, or `[batch or 1, num_heads or 1, capacity]` where query heads have keys
+        of their own; negative where there is no key.
       first: int32 `[batch or 1]` or an int; the key at position p, if there is one, has the place
         `(p - first) mod capacity`.
+      in_order: the key at position p has the place p,.
     """
 
     key: Array
     value: Array
     positions: Array
     first: Array | int = 0
+    in_order: bool = False
 
 
 def attend(
@@ -67,15 +70,17 @@ def attend(
     flat = lambda x: x.reshape(batch * kv_heads, groups * q_len, x.shape[-1])
     products = [jnp.einsum("nmd,nsd->nms", flat(queries), part.key.astype(dtype)) for part in parts]
     scores = full(_joined(products))
-    of_queries, of_keys = (
-        q_positions[:, None, None, :, None],
-        _joined([x.positions for x in parts])[:, None, None, None],
-    )
+    positions = _joined([x.positions if x.positions.ndim == 3 else x.positions[:, None] for x in parts])
+    split = lambda x: x.reshape(len(x), *((1, 1) if x.shape[1] == 1 else (kv_heads, groups)), *x.shape[2:])
+    of_queries, of_keys = q_positions[:, None, None, :, None], split(positions)[:, :, :, None]
     tables = None
     if relative is not None:
         tables = _Tables(relative, of_queries, of_keys, (kv_heads, groups), dtype)
         scores = tables.scores(scores, queries)
-    allowed = allowed_by_position(pattern, of_queries, of_keys, (kv_heads, groups)) & (of_keys >= 0)
+    wide = (
+        jnp.broadcast_to(x, (max(len(q_positions), len(positions)), *x.shape[1:])) for x in (q_positions, positions)
+    )
+    allowed = split(jax.vmap(pattern.allows)(*wide)) & (of_keys >= 0)
     weights = softmax(scores, allowed)[0]
     own = jnp.split(weights, [part.key.shape[1] for part in parts[:-1]], axis=-1)
     sums = [jnp.einsum("nms,nsd->nmd", flat(w), part.value.astype(dtype)) for w, part in zip(own, parts, strict=True)]
@@ -103,7 +108,7 @@ class _Tables:
     """A position term's tables, heads split, up to the distance 0: nothing ahead is seen."""
 
     def __init__(
-        self, relative: Relative, of_queries: Array, of_keys: Array, heads: tuple[int, int], dtype: object
+        self, relative: Relative, of_queries: Array, of_keys: Array, heads: tuple[int, int], dtype: Any
     ) -> None:
         self.radius = relative.radius
         sizes = of_queries.shape[3], of_keys.shape[4]
@@ -127,8 +132,12 @@ class _Tables:
             by_distance = jnp.einsum("bkgqd,nd->bkgqn" if shared else "bkgqd,kgnd->bkgqn", queries, table)
             index = jnp.broadcast_to(jnp.clip(self.places, 0, self.radius), scores.shape)
             scores = scores + jnp.take_along_axis(by_distance, index, axis=-1, mode="promise_in_bounds")
-        if self.bias is not None:
+        if self.bias is not None and self.places.shape[1:3] == (1, 1):
             scores = scores + self.tile.bias_scores(self.bias, self.places)
+        elif self.bias is not None:
+            index = jnp.clip(self.places, 0, self.bias.shape[-1] - 1)
+            rows = jnp.broadcast_to(self.bias[None, :, :, None], (*index.shape[:-1], self.bias.shape[-1]))
+            scores = scores + jnp.take_along_axis(rows, index, axis=-1, mode="promise_in_bounds")
         if self.slopes is not None:
             scores = scores + self.tile.slope_scores(self.slopes, self.places)
         return scores
