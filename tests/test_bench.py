@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import step, targets, train_steps
+from benchmarks import decoding, step, targets, train_steps
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Linformer, Shape, Window
 from xformer.bench import benchmark, inputs, jax_contenders, machine, memory, peers, timing
@@ -308,3 +308,19 @@ def test_pieces_are_chosen_by_how_their_names_begin():
     assert step.chosen("") == list(step.PIECES)
     with pytest.raises(ValueError, match="no piece begins with 'blok'; there are gemm, feed_forward"):
         step.chosen("blok")
+
+
+def test_turns_of_decoding_end_at_one_context(monkeypatch):
+    for name, size in {"WIDTH": 8, "HEADS": 2, "VOCAB": 11, "LAYERS": 1}.items():
+        monkeypatch.setattr(decoding, name, size)
+    monkeypatch.setattr(decoding, "CASES", {"some": decoding.Case(Window(left=4, right=0), 2, 24)})
+    figures = decoding.measure(decoding.contenders(["some"]), rounds=3)["some"]
+    assert figures["cache_bytes"] == 2 * 2 * 4 * 8 * 4 + 4  # keys and values of four tokens, and the length
+    assert 0 < figures["least"] <= figures["seconds"] and figures["tokens_per_second"] == 2 / figures["seconds"]
+
+
+def test_decoding_is_set_against_the_fastest_peer():
+    row = lambda seconds: dict.fromkeys(decoding.COMPARED, seconds)
+    name, peer, limit = decoding.TARGETS[0]
+    found = decoding.check({name: row(3.0), f"{peer}, 1 thread": row(4.0), f"{peer}, 2 threads": row(2.0)})
+    assert found == [{"ours": name, "peer": peer, "limit": limit, "reached": False, **row(1.5)}]

@@ -15,7 +15,7 @@ from xformer.attention.engine.few_queries import CachedKeys
 __all__ = ["CachedKeys"]
 
 Array = jax.Array
-MOST_WRITES = 32  # of one row each, one after the other; more are one scatter
+MOST_WRITES = 16  # of one row each, one after the other; more are one scatter
 
 
 @dataclasses.dataclass(frozen=True)
