@@ -44,8 +44,8 @@ class BlockCache(cached_rows.Rows):
         place = self.length % block
         positions = cached_rows.following(place, new)
         turn, op = attention_fn.op.turned()
-        if turn is not None:
-            query, key = turn(query, positions), turn(key, positions)
+        if turn is not None:  # by places, which those of the next block begin anew
+            query, key = turn(query, positions % block), turn(key, positions % block)
         rows = [cached_rows.by_head(x) for x in cached_rows.kept(key, value, mask, self.key_rows.dtype)]
         pairs = list(zip((self.key_rows, self.value_rows), rows, strict=True))
         seen = self.length + (new if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
