@@ -158,7 +158,8 @@ def test_a_stack_is_completed_entry_by_entry():
     config = json.loads(json.dumps(experiment.as_json(built.config)))
     window, bigbird = config["attention"]["layers"]
     assert (window["name"], window["right"], window["position"]) == ("window", 8, {"name": "none"})
-    assert (bigbird["block_size"], bigbird["position"]) == (8, {"name": "rotary", "base": 10000.0})
+    unscaled = {"scaling": "none", "factor": 1.0, "trained_len": None}
+    assert (bigbird["block_size"], bigbird["position"]) == (8, {"name": "rotary", "base": 10000.0, **unscaled})
     again = experiment.build(config)
     assert again.attention == built.attention and experiment.as_json(again.config) == config
 
