@@ -7,6 +7,11 @@
 command continues some of the test pieces, as MIDI and as pictures (pip install 'xformer-jax[music]'). The argument is
 an attention variant, as in configs/listops.py, made causal: music is that of the paper, shaw that of Shaw et al. 2018;
 full has position embeddings, others have not.
+
+Measured, one seed, music with 2 layers, rows of 512 and 300 steps of 8 (--config.model.num_layers=2
+--config.task.max_len=512 --config.train.num_steps=300), 7.8 TFLOP: 0.878 nats a token on test, 77.3 % of the tokens
+named right. Who knows how often each token is sung has 3.395 nats, who expects each voice to hold its pitch 1.318 and
+77.0 %. What is above was not run to its end yet, nor was the comparison.
 Smoke size: --config.train.num_steps=10 --config.train.batch_size=2 --config.task.max_len=64.
 """
 
