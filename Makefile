@@ -9,7 +9,7 @@ LRA_DIR ?= runs
 BENCH_ATTENTION ?= full,causal,window,bigbird,linformer,shaw,music
 BENCH_LENGTHS ?= 512,1024,2048,4096,8192,16384,65536
 
-.PHONY: demo test test-full lint docs wheel compare-imdb linux-docs lra lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers clean
+.PHONY: demo test test-full lint docs wheel compare-imdb linux-docs lra lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers oracles clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
@@ -57,6 +57,15 @@ bench-peers: .venv-peers/stamp
 	.venv-peers/bin/python -m benchmarks.weights
 	.venv-peers/bin/python -m experiments.bench --attention=$(BENCH_ATTENTION) --lengths=$(BENCH_LENGTHS) \
 	  --call_seconds=10 --out=benchmarks/results/cpu.json
+
+# Our variants beside other people's implementations, same weights and inputs, in the same environment.
+oracles: .venv-peers/oracles
+	.venv-peers/bin/python -m benchmarks.oracles
+
+# Without their dependencies, which ask for a CUDA build of PyTorch or for what attention doesn't need.
+.venv-peers/oracles: .venv-peers/stamp benchmarks/oracles.txt
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/oracles.txt
+	touch $@
 
 .venv-peers/stamp: benchmarks/peers.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v[:2] != (3, 11) and f"the peers are pinned for Python 3.11, got {v[0]}.{v[1]}; try make bench-peers PYTHON=python3.11")'
