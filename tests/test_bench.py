@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import decoding, step, targets, train_steps
 from xformer import cost
-from xformer.attention import ALiBi, BigBird, Full, Linformer, Shape, Window
+from xformer.attention import ATTENTIONS, ALiBi, BigBird, Full, Linformer, Shape, Window
 from xformer.bench import benchmark, inputs, jax_contenders, machine, memory, peers, timing
 from xformer.bench.contender import Case, Contender, Ready
 from xformer.bench.timing import Call, Rounds
@@ -324,3 +324,16 @@ def test_decoding_is_set_against_the_fastest_peer():
     name, peer, limit = decoding.TARGETS[0]
     found = decoding.check({name: row(3.0), f"{peer}, 1 thread": row(4.0), f"{peer}, 2 threads": row(2.0)})
     assert found == [{"ours": name, "peer": peer, "limit": limit, "reached": False, **row(1.5)}]
+
+
+def test_other_implementations_agree_or_differ_for_a_reason():
+    """What `make oracles` wrote: every variant that some package has, and a paper's line for each reason."""
+    found = json.loads((Path(targets.__file__).parent / "results" / "oracles.json").read_text())
+    compared = {one["variant"] for one in found["comparisons"].values()}
+    assert set(ATTENTIONS) - compared == {"sparse", "synthesizer", "topk_blocks"}
+    for name, comparison in found["comparisons"].items():
+        assert comparison["version"] and any(run["agree"] for run in comparison["runs"]), name
+        for run in comparison["runs"]:
+            assert run["agree"] == (not run["differences"]), (name, run["what"])
+            for one in run["differences"]:
+                assert one["what"] and one["source"] and (one["right"] == "ours" or one["kept"]), (name, one)

@@ -172,7 +172,7 @@ def test_a_longer_run_with_another_attention_and_scanned_layers(source, texts, t
     table = np.asarray(run.model.positions.table[...])
     old = there["roberta.embeddings.position_embeddings.weight"]
     np.testing.assert_allclose(table[31:60], old[2:], atol=1e-6)
-    for name in ("query", "global_attention/query"):
+    for name in ("query", "of_global/query"):
         layer = run.model.unrolled().blocks[1].attention
         for part in name.split("/"):
             layer = getattr(layer, part)

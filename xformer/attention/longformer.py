@@ -42,8 +42,8 @@ class Longformer(UnionAttention):
     do; where one has more, the call visits every pair, twice, for the same numbers in linear memory. It is decided when
     the call runs (`xformer.cost` counts the dearer way; so does `cost(shape, global_tokens=True)`).
 
-    Global tokens are attended with the same projections as others; the paper's own projections for them are a matter of
-    the layer around the op.
+    The op attends from and to global tokens with what it is given; the paper's own projections for what they attend to
+    are `global_projections=True` of `xformer.nn`'s layers.
 
     Attributes:
       window: keys of the window, those on both sides counted, even: 512 is 256 to each side.
@@ -149,8 +149,11 @@ class Longformer(UnionAttention):
         """The op without global tokens, and full attention with its term and causal cut."""
         if call is not None and call.q_positions is not None:
             raise NotImplementedError(f"{self._name} cannot honour positions beside global_tokens: give one of them")
-        same = {name: getattr(self, name) for name in ("position", "causal", "implementation")}
-        return dataclasses.replace(self, num_global_tokens=0), Full(**same)
+        return dataclasses.replace(self, num_global_tokens=0), self.from_global_tokens()
+
+    def from_global_tokens(self) -> Full:
+        """What a global token does: full attention with the op's position term and causal cut."""
+        return Full(position=self.position, causal=self.causal, implementation=self.implementation)
 
     def _dense(self, call: Call, params: Params) -> dense_engine.Attended:
         window, _ = self._window_and_whole(call)

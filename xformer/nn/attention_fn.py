@@ -69,7 +69,7 @@ class AttentionFn(AttentionCallable, nnx.Module):
 
     def attend_with(self, query: Array, key: Array, value: Array, options: Options) -> Array:
         if options.params is None:
-            options = dataclasses.replace(options, params=self._own())
+            options = dataclasses.replace(options, params=self.own_params())
         if options.module is not None:
             weights = self.op.attention_weights(query, key, value, options)
             options.module.sow(nnx.Intermediate, "attention_weights", weights)
@@ -79,19 +79,20 @@ class AttentionFn(AttentionCallable, nnx.Module):
         self, query: Array, key: Array, value: Array, state: Any, *, mask: Array | None = None
     ) -> tuple[Array, Any]:
         """The op's `decode` with the parameters and constants that are held here."""
-        return self.op.decode(query, key, value, state, mask=mask, params=self._own())
+        return self.op.decode(query, key, value, state, mask=mask, params=self.own_params())
 
     def attend_by(self, op: Attention, query: Array, key: Array, value: Array, **options: Any) -> Array:
         """A call as this module, but of `op`, which takes the same parameters."""
-        return op.attend_with(query, key, value, Options(params=self._own(), **options))
+        return op.attend_with(query, key, value, Options(params=self.own_params(), **options))
 
     def attend_cached(
         self, op: Attention, query: Array, parts: Sequence[CachedKeys], q_positions: Array, *, kv_len: int
     ) -> Array:
         """`attend_cached` of the op, or of what its `turned` gives, with the parameters that are held here."""
-        return op.attend_cached(query, parts, q_positions, kv_len=kv_len, params=self._own())
+        return op.attend_cached(query, parts, q_positions, kv_len=kv_len, params=self.own_params())
 
-    def _own(self) -> dict[str, Any]:
+    def own_params(self) -> dict[str, Any]:
+        """The parameters and constants that are held here, as the op takes them."""
         own = {CONSTANTS: constant.values(self.constants)} if self.constants else {}
         return constant.values(self.params) | own
 

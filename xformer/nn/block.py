@@ -55,6 +55,7 @@ class EncoderBlock(nnx.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         share_qk: bool = False,
+        global_projections: bool = False,
         norm: Literal["pre", "post"] = "pre",
         norm_type: NormType = "layer",
         norm_epsilon: float = 1e-6,
@@ -64,7 +65,6 @@ class EncoderBlock(nnx.Module):
         experts_per_token: int = 1,
         expert_capacity: float = 1.25,
         balance_weight: float = 0.01,
-        global_projections: bool = False,
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
         hidden_dropout_rate: float | None = None,
@@ -82,9 +82,9 @@ class EncoderBlock(nnx.Module):
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             share_qk=share_qk,
+            global_projections=global_projections,
             dropout_rate=attention_dropout_rate,
             qk_norm=qk_norm,
-            global_projections=global_projections,
             **kwargs,
         )
         norm_of: dict[str, Any] = {"epsilon": norm_epsilon, **kwargs}

@@ -14,11 +14,14 @@ from xformer.attention import Attention
 from xformer.nn.attention_fn import AttentionFn
 from xformer.nn.cache import AnyCache, init_cache
 from xformer.nn.check import check_heads, check_rates
-from xformer.nn.global_attention import GlobalAttention
+from xformer.nn.global_projections import GlobalProjections
 from xformer.nn.linear_general import LinearGeneral
 from xformer.nn.norm import RMSNorm
 
 Array = jax.Array
+
+
+NO_CACHE = "its global tokens attend to a whole sequence at once"
 
 
 class MultiHeadAttention(nnx.Module):
@@ -34,16 +37,18 @@ class MultiHeadAttention(nnx.Module):
       dropout_rate: share of the attention weights dropped in training, drawn for each example and head.
       share_qk: one projection makes queries and keys (Kitaev et al. 2020, section 2, "shared-QK attention"), for
         attention of a sequence to itself; `Reformer` needs it.
+      global_projections: global tokens attend to all with queries, keys and values of their own (Beltagy et al. 2020,
+        section 3.1), for attention of a sequence to itself by `Longformer`. No cache is had with them.
       use_bias: whether the four projections have a bias.
       qk_norm: queries and keys are normalised to a root mean square of 1 over the features of a head, times a trained
         scale, before positions enter (RMSNorm; Henry et al. 2020 normalise to a length of 1).
-      global_projections: global tokens attend by projections of their own, see GlobalAttention.
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params` draws the Glorot-uniform kernels.
 
     Raises:
       ValueError: heads that do not divide the width (where `head_dim` is not given) or each other, or a size or rate
-        out of range; `share_qk` with fewer key heads than query heads, or an op that needs it without.
+        out of range; `share_qk` with fewer key heads than query heads, or an op that needs it without;
+        `global_projections` with `share_qk`, `qk_norm`, or an op that has no global tokens.
     """
 
     def __init__(
@@ -56,9 +61,9 @@ class MultiHeadAttention(nnx.Module):
         head_dim: int | None = None,
         dropout_rate: float = 0.0,
         share_qk: bool = False,
+        global_projections: bool = False,
         use_bias: bool = True,
         qk_norm: bool = False,
-        global_projections: bool = False,
         dtype: Dtype = jnp.float32,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -71,6 +76,8 @@ class MultiHeadAttention(nnx.Module):
         op = attention_fn.op if isinstance(attention_fn, AttentionFn) else attention_fn
         if isinstance(op, Attention) and op.SHARES_QK and not share_qk:
             raise ValueError(f"{type(op).__name__} needs share_qk=True, one projection for queries and keys, got False")
+        if global_projections:
+            _check_global_projections(op, share_qk, qk_norm)
         if isinstance(attention_fn, Attention):
             attention_fn = AttentionFn(
                 attention_fn, num_heads=num_heads, head_dim=head_dim, num_kv_heads=num_kv_heads, rngs=rngs
@@ -87,11 +94,12 @@ class MultiHeadAttention(nnx.Module):
             self.key = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
         self.value = LinearGeneral(width, (num_kv_heads, head_dim), **kwargs)
         self.out = LinearGeneral((num_heads, head_dim), width, axis=(-2, -1), **kwargs)
+        self.of_global = (
+            GlobalProjections(width, num_heads, num_kv_heads, head_dim, **kwargs) if global_projections else None
+        )
         norm: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else None
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else None
-        own = lambda: GlobalAttention(width, num_heads, num_kv_heads, head_dim, op, **kwargs)
-        self.global_attention = own() if global_projections else None
         self.attention_fn = attention_fn
         self.dropout_rate, self.share_qk = dropout_rate, share_qk
         self.num_heads, self.kv_heads, self.head_dim, self.dtype = num_heads, num_kv_heads, head_dim, dtype
@@ -100,8 +108,10 @@ class MultiHeadAttention(nnx.Module):
         """An empty cache for decoding up to `max_len` tokens of `batch` sequences, as small as the op allows.
 
         Raises:
-          ValueError: `attention_fn` is no op, or one that is not causal.
+          ValueError: `attention_fn` is no op, or one that is not causal, or the layer has `global_projections`.
         """
+        if self.of_global is not None:
+            raise ValueError(f"a cache cannot be had with global_projections: {NO_CACHE}")
         op = self.attention_fn.op if isinstance(self.attention_fn, AttentionFn) else None
         if op is None:
             raise ValueError(f"a cache needs an xformer.attention op as attention_fn, got {self.attention_fn!r}")
@@ -189,6 +199,10 @@ class MultiHeadAttention(nnx.Module):
         source = x if context is None else context
         if self.share_qk and context is not None:
             raise ValueError("share_qk makes keys of what the queries are made of: it takes no context")
+        if self.of_global is not None:
+            barred = {"context": context, "query_offset": query_offset, "cache": cache}
+            if wrong := [name for name, value in barred.items() if value is not None]:
+                raise ValueError(f"global_projections: a layer with them takes no {', '.join(wrong)}: {NO_CACHE}")
         query, value = self.query(x), self.value(source)
         key = query if self.share_qk else self.key(source)
         if self.query_norm is not None and self.key_norm is not None:
@@ -207,8 +221,19 @@ class MultiHeadAttention(nnx.Module):
             return self.out(out_BxTxHxD), following
         options["mask"] = None if mask is None else mask[:, None, None, :]
         out_BxTxHxD = self.attention_fn(query, key, value, **dropout, **options)
-        if self.global_attention is not None:
-            out_BxTxHxD = self.global_attention(x, out_BxTxHxD, global_tokens, dropout | options)
+        if self.of_global is not None and isinstance(fn, AttentionFn):
+            if dropout_rng is not None:
+                dropout["dropout_rng"] = jax.random.fold_in(dropout_rng, 3)  # the op's own parts are 0 to 2
+            options.pop("plan", None)
+            out_BxTxHxD = self.of_global(x, out_BxTxHxD, fn, **dropout, **options)
         if not deterministic and isinstance(self.attention_fn, AttentionFn):
             self.attention_fn.update_constants(query, key, options["mask"])
         return self.out(out_BxTxHxD)
+
+
+def _check_global_projections(op: Any, share_qk: bool, qk_norm: bool) -> None:
+    if not isinstance(op, Attention) or not op.GLOBAL_TOKENS:
+        raise ValueError(f"global_projections=True needs an op with global tokens, such as Longformer, got {op!r}")
+    for name, given in (("share_qk", share_qk), ("qk_norm", qk_norm)):
+        if given:
+            raise ValueError(f"global_projections=True cannot be had with {name}=True: the paper has no such layer")

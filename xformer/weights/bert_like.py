@@ -120,7 +120,7 @@ def global_entries(architecture: Architecture, ours: str, layer: str) -> list[En
     found: list[Entry] = []
     for name in ("query", "key", "value"):
         there = f"{layer}.attention.self.{name}"
-        found += linear(f"{ours}/attention/global_attention/{name}", f"{there}_global", older=there)
+        found += linear(f"{ours}/attention/of_global/{name}", f"{there}_global", older=there)
     return found
 
 
