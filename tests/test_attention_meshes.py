@@ -1,15 +1,18 @@
 """Attention in a caller's own `jax.shard_map`, and with arrays that lie on a mesh of explicit axes."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from xformer.attention import BigBird, Full, Shape, T5Bias, Window
+from xformer.attention import BigBird, Full, Reformer, Routing, Shape, Sinkhorn, T5Bias, Window
 
 OPS = [Full(position=T5Bias()), Window(left=9, right=4), BigBird(block_size=8, num_random_blocks=1)]
 IDS = ["full-t5", "window", "bigbird"]
+CHOSEN = [Reformer(2, 8, 8), Reformer(2, 8, 8, causal=True), Routing(4, 24), Sinkhorn(16), Sinkhorn(16, causal=True)]
+CHOSEN_IDS = ["reformer", "reformer-causal", "routing", "sinkhorn", "sinkhorn-causal"]
 
 
 def case(op):
@@ -52,3 +55,32 @@ def test_arrays_on_a_mesh_of_explicit_axes(op):
     out = jax.jit(attend)(placed, *rest)
     assert out.sharding.spec[0] == "data"
     same(gradients(attend, placed, *rest), gradients(attend, x, bias, params))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("op", CHOSEN, ids=CHOSEN_IDS)
+@pytest.mark.parametrize("way", ["checked", "unchecked", "explicit"])
+def test_what_data_choose_is_chosen_alike_on_a_mesh(op, way):
+    """Every example for itself: the same pairs, mixtures and gradients, those of a weight that devices share too."""
+    x, weight = case(op)[0], 1 + 0.1 * jax.random.normal(jax.random.key(1), (1, 1, 4, 8))
+    constants = op.constants(jax.random.key(2), Shape(4, 64, 64, 4, 8))
+    params = {"constants": constants} if constants else {}
+    mask = jnp.arange(64) < jnp.array([64, 37, 61, 9])[:, None, None, None]
+
+    def attend(x, weight, params, mask):
+        return op(x * weight, x * weight, x, mask=mask, params=params or None)
+
+    def run(attend, x, mask):
+        loss = lambda x, weight: (attend(x, weight, params, mask) ** 2).sum()
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(x, weight)
+
+    want, batch = run(attend, x, mask), P("data")
+    kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
+    if way == "explicit":
+        x, mask = jax.device_put((x, mask), NamedSharding(mesh, batch))
+        weight, params = jax.device_put((weight, params), NamedSharding(mesh, P()))
+        same(run(attend, x, mask), want)
+        return
+    options = {"mesh": mesh, "in_specs": (batch, P(), P(), batch), "out_specs": batch, "check_vma": way == "checked"}
+    same(run(jax.shard_map(attend, **options), x, mask), want)

@@ -8,7 +8,7 @@ from flax import nnx
 from test_models import OPS, call, make_batch, make_model, num_params
 
 from xformer import cost
-from xformer.attention import BigBird, Linformer, Window
+from xformer.attention import BigBird, Linformer, Reformer, Routing, Sinkhorn, Window
 from xformer.nn.stack import unstack_blocks
 from xformer.train import health
 
@@ -18,7 +18,12 @@ WAYS = {
     "both": {"scan_layers": True, "remat": True},
 }
 # Padded, causal, with partial tiles: what makes plans differ between layers.
-OPS = OPS | {"etc": BigBird(block_size=4, num_random_blocks=1, num_global_blocks=0, num_global_tokens=1, causal=True)}
+OPS = OPS | {
+    "etc": BigBird(block_size=4, num_random_blocks=1, num_global_blocks=0, num_global_tokens=1, causal=True),
+    "reformer": Reformer(num_buckets=4, bucket_size=4),
+    "routing": Routing(num_clusters=4, window=6),
+    "sinkhorn": Sinkhorn(block_size=4),
+}
 
 
 def loss(model, inputs, mask, key=None):
@@ -41,6 +46,10 @@ def gradient(model, *args):
         ("etc", "both", {"num_layers": 3, "norm": "post"}),
         ("linformer", "scan", {"share_attention_params": True}),
         ("shaw", "remat", {"pooling": "cls"}),
+        ("reformer", "both", {"share_qk": True}),
+        ("routing", "scan", {"dropout_rate": 0.2}),
+        ("routing", "remat", {}),
+        ("sinkhorn", "both", {}),
     ],
 )
 def test_the_same_parameters_losses_and_gradients(name, way, kwargs):
