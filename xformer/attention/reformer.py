@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,11 @@ import numpy as np
 from xformer.attention.call import Call
 from xformer.attention.chosen_pairs import ChosenPairs, Lists, attend_lists, list_flops, list_plan, real_tokens
 from xformer.attention.dtypes import exact
-from xformer.attention.engine.operands import CodePairs, Controls, Inputs, Settings
+from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import merge_heads
 from xformer.attention.engine.tile_plan import TilePlan, ceil_div, round_up
 from xformer.attention.engine.tile_policy import MIN_TILE, tile_of_blocks
+from xformer.attention.hash_buckets import FAR, Buckets, Chunks, RoundPairs, drawn_rotations, sorted_by_bucket
 from xformer.attention.merge_parts import merge_parts
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
@@ -28,22 +28,6 @@ from xformer.checks import check_integer
 Array = jax.Array
 FEW_QUERIES = 16  # so many or fewer, as in decoding, see all keys at once
 CAUSAL_TILE = 16  # queries and keys of a tile: every bucket begins at one
-FAR = 2**29  # a code that is near no other
-
-
-class Buckets(NamedTuple):
-    """The tokens of every example and head, sorted by bucket and position, in every round.
-
-    Attributes:
-      order, inverse: int32 `[batch, heads, rounds, length]`, the tokens in order and the place of each token.
-      bucket: int32 likewise, the bucket of each token; padding comes last, in a bucket of its own.
-      real: bool `[batch, heads, length]`, which tokens are no padding.
-    """
-
-    order: Array
-    inverse: Array
-    bucket: Array
-    real: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +87,7 @@ class Reformer(ChosenPairs):
 
     def rotations(self, head_dim: int) -> np.ndarray:
         """R of every round, float32 `[num_hashes, head_dim, num_buckets / 2]`."""
-        return _rotations(self.seed, self.num_hashes, head_dim, self.num_buckets // 2)
+        return drawn_rotations(self.seed, self.num_hashes, head_dim, self.num_buckets // 2)
 
     # Which tokens share a bucket.
 
@@ -117,17 +101,7 @@ class Reformer(ChosenPairs):
             tokens = tokens.at[:, jnp.where(at < 0, kv_len, at)].set(query, mode="drop")
         rotations = jnp.asarray(self.rotations(tokens.shape[-1]), tokens.dtype)
         turned = jnp.einsum("blhd,rdn->bhrln", tokens, rotations, precision=jax.lax.Precision.HIGHEST)
-        widest = jnp.argmax(jnp.abs(turned), -1).astype(jnp.int32)
-        positive = jnp.take_along_axis(turned, widest[..., None], -1, mode="clip")[..., 0] >= 0
-        real = real_tokens(call)
-        bucket = jnp.where(positive, widest, widest + self.num_buckets // 2)
-        bucket = jnp.where(real[:, :, None], bucket, self.num_buckets)
-        if (self.num_buckets + 1) * kv_len < 2**31:  # one number says both: much the faster to sort
-            places = jnp.arange(kv_len, dtype=jnp.int32)
-            order = jnp.sort(bucket * kv_len + places, axis=-1) % kv_len
-        else:
-            order = jnp.argsort(bucket, axis=-1, stable=True).astype(jnp.int32)
-        return Buckets(order, inverse_of(order, kv_len), bucket, real)
+        return sorted_by_bucket(turned, real_tokens(call))
 
     def _is_whole(self, call: Call) -> bool:
         """Whether the queries are those of all tokens, as far as it is known."""
@@ -138,12 +112,9 @@ class Reformer(ChosenPairs):
         products = shape.kv_len * self.num_hashes * shape.head_dim * (self.num_buckets // 2)
         return 2 * shape.batch * shape.num_heads * products
 
-    def _near(self, kv_len: int) -> Near:
-        return Near(1, self._size(kv_len)) if self.causal else Near(0, 1)
-
-    def _size(self, kv_len: int) -> int:
-        """Tokens of a chunk; longer ones than the length are no different."""
-        return min(self.bucket_size, kv_len)
+    def _chunks(self, kv_len: int) -> Chunks:
+        """Chunks longer than the length are no different."""
+        return Chunks(min(self.bucket_size, kv_len), self.causal)
 
     def _layout(self, buckets: Buckets) -> tuple[Array, Array]:
         """The token at each place of the lists `[..., places]`, `length` where none is; the place of each token."""
@@ -164,56 +135,8 @@ class Reformer(ChosenPairs):
         places = buckets.inverse + jnp.take_along_axis(shift, buckets.bucket, -1, mode="clip")
         return inverse_of(places, num_places, length), places
 
-    def _codes(self, buckets: Buckets) -> tuple[Array, Array, Array]:
-        """Numbers of the tokens, `[batch, heads, rounds, length]`: a round has the pairs in which they are `_near`.
-
-        Those of queries; of keys; and of keys of the last chunk, as the one before the first.
-        """
-        kv_len = buckets.order.shape[-1]
-        size, real, place = self._size(kv_len), buckets.real[:, :, None], buckets.inverse
-        of_query = lambda code: jnp.where(real, code, -FAR)
-        of_key = lambda code: jnp.where(real, code, FAR)
-        if self.causal:
-            code = place + buckets.bucket * (size + 1)
-            return of_query(code), of_key(code), jnp.full_like(code, FAR)
-        chunk, apart = place // size, ceil_div(kv_len, size) + 3
-        code = chunk + buckets.bucket * apart
-        last = self._last_chunk(buckets)[:, :, None, None]
-        before = jnp.where((chunk == last) & (last > 0), buckets.bucket * apart - 1, FAR)
-        return of_query(code), of_key(code), of_key(before)
-
-    def _last_chunk(self, buckets: Buckets) -> Array:
-        """The last chunk with a real token, int32 `[batch, heads]`."""
-        return jnp.maximum(buckets.real.sum(-1, dtype=jnp.int32) - 1, 0) // self._size(buckets.real.shape[-1])
-
-    def _alone(self, buckets: Buckets) -> Array:
-        """Real tokens that no round gives another key, bool `[batch, heads, length]`.
-
-        Those of a bucket stand side by side.
-        """
-        kv_len = buckets.order.shape[-1]
-        size, place = self._size(kv_len), jnp.arange(kv_len)
-        sorted_buckets = jnp.take_along_axis(buckets.bucket, buckets.order, -1, mode="clip")
-        same = sorted_buckets[..., 1:] == sorted_buckets[..., :-1]
-        none = jnp.zeros_like(sorted_buckets[..., :1], dtype=bool)
-        seen = jnp.concatenate([none, same], -1)  # the one before
-        if not self.causal:
-            within = (place[1:] // size) == (place[:-1] // size)
-            seen |= jnp.concatenate([same & within, none], -1)
-            end = jnp.maximum(buckets.real.sum(-1, dtype=jnp.int32) - 1, 0)[:, :, None, None]
-            at_end = jnp.take_along_axis(sorted_buckets, jnp.broadcast_to(end, none.shape), -1, mode="clip")
-            seen |= (place < size) & (end >= size) & (sorted_buckets == at_end)
-        return ~jnp.take_along_axis(seen, buckets.inverse, -1, mode="clip").any(2) & buckets.real
-
     def chosen_pairs(self, chosen: Buckets, call: Call) -> Array:
-        q_len, kv_len = call.lengths
-        near, (of_query, of_key, before) = self._near(kv_len), self._codes(chosen)
-        at, tokens = call.offset("Reformer") + jnp.arange(q_len), jnp.arange(kv_len)
-        rows = lambda x: jnp.take(x, at, axis=-1, mode="clip")[..., None]
-        pairs = near.of(rows(of_query), of_key[..., None, :]) | near.of(rows(of_query), before[..., None, :])
-        own = at[:, None] == tokens
-        pairs = (pairs.any(2) & ~own) | (own & rows(self._alone(chosen)))
-        return pairs & ((at >= 0) & (at < kv_len))[:, None]
+        return self._chunks(call.lengths[1]).pairs(chosen, call.offset("Reformer") + jnp.arange(call.lengths[0]))
 
     # Attention, chunk by chunk.
 
@@ -243,7 +166,7 @@ class Reformer(ChosenPairs):
                 inputs = inputs._replace(bias=whole.at[:, :, :, at].set(bias, mode="drop"))
         length, (order, places) = chosen.order.shape[-1], self._layout(chosen)
         plan, lists = self._plan(length), self._lists(chosen, order, places, query, inputs)
-        pairs = ReformerPairs(self._near(length), self.num_hashes - 1, self.causal)
+        pairs = RoundPairs(self._chunks(length).near, self.num_hashes - 1, self.causal)
         out, lse = attend_lists(lists, plan, pairs, inputs, controls._replace(offset=0), settings)
         out, lse = to_tokens(out, order, places), to_tokens(lse[..., None], order, places)[..., 0]
         parts = [(out[:, :, :, index], lse[:, :, :, index]) for index in range(self.num_hashes)]
@@ -263,12 +186,13 @@ class Reformer(ChosenPairs):
         With `causal` no chunk is before the first, and nothing stands there.
         """
         length = buckets.order.shape[-1]
+        chunks = self._chunks(length)
         last = jnp.full((*order.shape[:3], 1), length, jnp.int32)
         if not self.causal:
-            last = jnp.broadcast_to(self._last_chunk(buckets)[:, :, None, None] * self._size(length), last.shape)
+            last = jnp.broadcast_to(chunks.last(buckets)[:, :, None, None] * chunks.size, last.shape)
         before = last + jnp.arange(self._before(length), dtype=jnp.int32)
         before = jnp.take_along_axis(order, before, -1, mode="fill", fill_value=length)
-        of_query, of_key, as_before = self._codes(buckets)
+        of_query, of_key, as_before = chunks.codes(buckets)
         pick = lambda x, tokens, none: jnp.take_along_axis(x, tokens, -1, mode="fill", fill_value=none)
         joined = lambda first, then: jnp.concatenate([first, then], 3)
         keys = lambda x: joined(take_tokens(x, before), to_order(x, order, places))
@@ -285,7 +209,7 @@ class Reformer(ChosenPairs):
             if not self.causal:
                 kv_codes.append(pick(every(as_before), tokens, FAR))
         # Itself: never, but for tokens that are alone, in the first round.
-        alone = jnp.broadcast_to(self._alone(buckets)[:, :, None], buckets.order.shape)
+        alone = jnp.broadcast_to(chunks.alone(buckets)[:, :, None], buckets.order.shape)
         q_codes += [jnp.where(pick(alone, order, False) & (rounds == 0), order, -1), order]
         kv_codes.append(joined(jnp.full_like(before, -2), order))
         some = lambda tokens: jnp.minimum(tokens, length - 1)
@@ -296,7 +220,7 @@ class Reformer(ChosenPairs):
 
     def _blocks(self, length: int) -> tuple[int, int]:
         """Queries and keys of a tile."""
-        size = self._size(length)
+        size = self._chunks(length).size
         if self.causal:
             block = min(CAUSAL_TILE, 8 * ceil_div(size, 8)) if size >= 2 * CAUSAL_TILE else 8
             return block, block
@@ -306,7 +230,7 @@ class Reformer(ChosenPairs):
 
     def _before(self, length: int) -> int:
         """Places for keys before the first."""
-        return round_up(self._size(length), self._blocks(length)[1])
+        return round_up(self._chunks(length).size, self._blocks(length)[1])
 
     def _num_places(self, length: int) -> int:
         block = self._blocks(length)[0]
@@ -314,7 +238,7 @@ class Reformer(ChosenPairs):
 
     def _plan(self, length: int) -> TilePlan:
         q_block, kv_block = self._blocks(length)
-        size = kv_block if self.causal else self._size(length)
+        size = kv_block if self.causal else self._chunks(length).size
         chunks, each = max(q_block // size, 1), size // kv_block  # chunks of a query tile, key tiles of a chunk
         first = np.arange(self._num_places(length) // q_block) * q_block // size * each
         return list_plan(
@@ -324,43 +248,3 @@ class Reformer(ChosenPairs):
     def chosen_flops(self, shape: Shape, relative: Any) -> int:
         plan, num_places = self._plan(shape.kv_len), self._num_places(shape.kv_len)
         return self.num_hashes * list_flops(plan, num_places, shape, relative)
-
-
-@dataclasses.dataclass(frozen=True)
-class Near:
-    """Codes of a query and a key that differ by `least` to `most`."""
-
-    least: int
-    most: int
-
-    def of(self, of_query: Array, of_key: Array) -> Array:
-        """Whether they do."""
-        apart = of_query - of_key
-        return (apart >= self.least) & (apart <= self.most)
-
-
-@dataclasses.dataclass(frozen=True)
-class ReformerPairs(CodePairs):
-    """The pairs of a round that no round before it has; codes as `Reformer._lists` orders them."""
-
-    near: Near
-    num_before: int
-    causal: bool
-
-    def allows(self, q_codes: Array, kv_codes: Array) -> Array:
-        query, key = (lambda index: q_codes[:, index, None]), (lambda index: kv_codes[:, index, None])
-        each = 1 if self.causal else 2
-        pairs = self.near.of(query(0), key(0))
-        token = 1 + each * self.num_before
-        if not self.causal:
-            pairs &= query(self.num_before + 2) != key(token)
-        for index in range(self.num_before):
-            for part in range(each):
-                pairs &= ~self.near.of(query(1 + index), key(1 + each * index + part))
-        return pairs | (query(self.num_before + 1) == key(token))
-
-
-@functools.lru_cache(maxsize=64)
-def _rotations(seed: int, *sizes: int) -> np.ndarray:
-    drawn = np.random.default_rng(seed).standard_normal(math.prod(sizes))
-    return drawn.astype(np.float32).reshape(sizes)
