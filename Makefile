@@ -62,7 +62,7 @@ bench-peers: .venv-peers/stamp
 oracles: .venv-peers/oracles
 	.venv-peers/bin/python -m benchmarks.oracles
 
-# Without their dependencies, which ask for a CUDA build of PyTorch or for what attention doesn't need.
+# Without their dependencies: what their attention imports is in the list, the rest of it is not needed.
 .venv-peers/oracles: .venv-peers/stamp benchmarks/oracles.txt
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/oracles.txt
 	touch $@
