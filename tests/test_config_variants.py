@@ -47,7 +47,7 @@ def test_a_line_in_the_table_is_all_that_a_variant_needs(name, monkeypatch):
         "name": "stripes",
         "position": {"name": "waves", "reach": length - 1},
         "every": length,
-        "causal": name in ("recall", "language_model"),  # the shipped configs that ask for it
+        "causal": load(f"{name}.py:full").attention.causal,
         "implementation": None,
     }
     assert load(f"{name}.py:stripes", "attention.every=5").attention.every == 5

@@ -10,10 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+ANYWHERE = {"xformer.checks", "xformer.lookup", "xformer.tree_paths"}  # standard library only: for every room
+
 # Room -> rooms of this project that it may import, besides itself.
 MAY_IMPORT = {
-    "xformer.checks": set(),  # standard library only, and so is `lookup`: every room may import them
+    "xformer.checks": set(),
     "xformer.lookup": {"xformer.checks"},
+    "xformer.tree_paths": set(),
     "xformer.attention": set(),
     "xformer.layer_terms": set(),  # what a layer tells the training step
     "xformer.nn": {"xformer.attention", "xformer.layer_terms"},
@@ -112,7 +115,7 @@ def test_arrows_point_down(path):
             continue
         target = room_of(name)
         assert target is not None, f"{name} is no room's"
-        fits = target in (room, "xformer.checks", "xformer.lookup") or target in allowed or "*" in allowed
+        fits = target == room or target in ANYWHERE or target in allowed or "*" in allowed
         assert fits, f"{module_name(path)} imports {name}"
 
 
@@ -122,7 +125,7 @@ def test_the_core_imports_jax_and_numpy_only():
         assert not foreign, f"{path} imports {foreign}"
 
 
-@pytest.mark.parametrize("module", ["checks", "lookup"])
+@pytest.mark.parametrize("module", ["checks", "lookup", "tree_paths"])
 def test_what_every_room_may_import_needs_the_standard_library_only(module):
     for name in imports(ROOT / "xformer" / f"{module}.py"):
         known = {"__future__", *sys.stdlib_module_names}

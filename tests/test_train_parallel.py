@@ -3,11 +3,15 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 from train_fake import compile_cache, make_trainer, rows  # noqa: F401
 
+from xformer.attention import Full
+from xformer.nn import MultiHeadAttention
 from xformer.train import Interrupted, TrainConfig
 from xformer.train.parallel import make_layout, partition
+from xformer.tree_paths import path_name
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
 STEPS = {"num_steps": 5, "log_every": 1, "eval_every": 5, "checkpoint_every": 5}
@@ -92,6 +96,17 @@ def test_parameters_and_moments_are_sharded_by_the_rules(tmp_path):
 )
 def test_rules(path, shape, spec):
     assert partition(path, shape, {"data": 1, "fsdp": 2, "tensor": 4, "sequence": 1}) == spec
+
+
+def test_the_rules_find_every_projection_of_a_layer():
+    layer = nnx.eval_shape(lambda: MultiHeadAttention(4, 16, attention_fn=Full(), rngs=nnx.Rngs(0)))
+    layout = make_layout(TrainConfig(num_steps=1, batch_size=8, mesh={"fsdp": 2, "tensor": 4}))
+    found = layout.shardings(nnx.state(layer, nnx.Param))
+    specs = {path_name(path): x.spec for path, x in jax.tree_util.tree_leaves_with_path(found)}
+    for name in ("query", "key", "value"):
+        assert specs[f"{name}/kernel"] == P("fsdp", "tensor", None)
+        assert specs[f"{name}/bias"] == P("tensor", None)
+    assert specs["out/kernel"] == P("tensor", None, "fsdp")
 
 
 def test_evaluation_padding_repeats_rows_with_weight_zero():

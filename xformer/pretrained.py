@@ -16,11 +16,10 @@ from xformer import weights
 from xformer.attention import build
 from xformer.schema import ConfigError
 from xformer.train import WarmStartError, warm_start
-from xformer.train.step import path_name
+from xformer.tree_paths import path_name
 from xformer.weights.folder import CONFIG, Folder
 from xformer.weights.layout import Shape
 from xformer.weights.loading import describe
-from xformer.weights.loading import path_name as tensor_path
 from xformer.weights.saving import BY_ID, swapped
 from xformer.weights.tensors import Tensors
 
@@ -84,13 +83,13 @@ def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> wa
         raise WarmStartError(f"init_from: {error}") from error
     make = lambda: there.make(nnx.Rngs(0))
     leaves = jax.tree_util.tree_leaves_with_path(nnx.state(nnx.eval_shape(make), nnx.Param))
-    places = {path_name(at): (tensor_path(at), leaf.shape) for at, leaf in leaves}
+    shapes = {path_name(at): leaf.shape for at, leaf in leaves}
     offset = there.options.get("position_offset", 0)
     as_there = config["task"].get("vocab") == "tokenizer"
     if not as_there:
         logger.warning("init_from: task.vocab is not 'tokenizer', so ids may mean other tokens than in %s", folder.path)
     pad_id = (folder.config.get("pad_token_id") or 0) if as_there else 0
-    arrays = _Arrays(tensors, places, pad_id, sizes.get("vocab_size") if as_there else None)
+    arrays = _Arrays(tensors, shapes, pad_id, sizes.get("vocab_size") if as_there else None)
     return warm_start.Source(folder.path.absolute(), _digest(folder), offset, arrays)
 
 
@@ -108,9 +107,9 @@ def check_meaning(folder: Folder, there: Mapping[str, Any], here: Mapping[str, A
 class _Arrays(Mapping[str, np.ndarray]):
     """The arrays of a folder by the paths of our model, each read when it is asked for."""
 
-    def __init__(self, tensors: Tensors, places: Mapping[str, tuple[str, Shape]], pad_id: int, num_ids: int | None):
+    def __init__(self, tensors: Tensors, shapes: Mapping[str, Shape], pad_id: int, num_ids: int | None):
         self._tensors, self._pad_id, self._num_ids = tensors, pad_id, num_ids
-        self._places = {name: place for name, place in places.items() if self._names(*place)}
+        self._shapes = {path: shape for path, shape in shapes.items() if self._names(path, shape)}
 
     def _names(self, path: str, shape: Shape) -> list[str]:
         """The paths that an array is made of: its own, or one for each layer where blocks are stacked."""
@@ -122,8 +121,8 @@ class _Arrays(Mapping[str, np.ndarray]):
         names = [f"blocks/{layer}/{rest}" for layer in range(shape[0])]
         return names if all(name in self._tensors.entries for name in names) else []
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        path, shape = self._places[name]
+    def __getitem__(self, path: str) -> np.ndarray:
+        shape = self._shapes[path]
         names = self._names(path, shape)
         try:
             if names == [path]:
@@ -134,10 +133,10 @@ class _Arrays(Mapping[str, np.ndarray]):
             raise WarmStartError(f"init_from: {error}") from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._shapes)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._shapes)
 
 
 def _digest(folder: Folder) -> str:

@@ -12,7 +12,8 @@ import jax
 from xformer.schema import ConfigError
 from xformer.train.parallel import partition
 from xformer.train.settings import AXES
-from xformer.train.step import TrainState, path_name
+from xformer.train.step import TrainState
+from xformer.tree_paths import path_name
 
 GIB = 2**30
 

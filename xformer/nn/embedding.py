@@ -83,11 +83,11 @@ class LearnedPositions(nnx.Module):
 
     def at(self, positions: Array, max_len: int) -> Array:
         """Vectors of given positions, int `[..., length]` to `[..., length, width]`; from `max_len` on NaN."""
-        rows, width = self.table.shape
-        if max_len > rows:
-            raise ValueError(f"length must be at most max_len {rows}, got {max_len}")
-        known = jnp.where(positions < max_len, positions, rows)  # the rows that are asked for, not the whole table
-        return _rows(jnp.asarray(self.table[...]), known).astype(self.dtype) * width**0.5
+        rows = self.table.shape[0]
+        if max_len > rows - self.offset:
+            raise ValueError(f"length must be at most max_len {rows - self.offset}, got {max_len}")
+        known = jnp.where(positions < max_len, positions + self.offset, rows)  # those asked for, not the whole table
+        return _rows(jnp.asarray(self.table[...]), known).astype(self.dtype) * self.factor
 
 
 class SinusoidalPositions(nnx.Module):

@@ -10,14 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from xformer.tree_paths import path_name
+
 EMBEDDINGS = r"(embed|positions|token_types|embedding_norm|cls|mask_vector)(/|$)"
 BLOCKS = "blocks"
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """A tree path as `blocks/0/attention/value/kernel`; Flax's own `value` at the end is left out."""
-    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
-    return "/".join(names[:-1] if len(names) > 1 and names[-1] == "value" else names)
 
 
 def frozen(params: Any, patterns: Sequence[str]) -> Any:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xformer.train.step import Batch, Task, TrainState, dropout_key, micro_batches, path_name, split
+from xformer.train.step import Batch, Task, TrainState, dropout_key, micro_batches, split
 from xformer.train.sums import reduce
+from xformer.tree_paths import path_name
 
 
 def locate(

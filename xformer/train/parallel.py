@@ -17,7 +17,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from xformer.train.settings import AXES, TrainConfig
-from xformer.train.step import INDEX, path_name
+from xformer.train.step import INDEX
+from xformer.tree_paths import path_name
 
 # (pattern of a parameter's path, axis of each of its last dimensions); the first match decides. Optimizer moments have
 # the paths of their parameters and follow them. An axis that doesn't divide its dimension is left out.

@@ -253,9 +253,3 @@ def _is_float(x: jax.Array) -> bool:
 def num_params(params: Any) -> int:
     """How many trainable numbers a model has."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """A tree path as `blocks/0/attention/query/kernel`; Flax's `value` at the end is left out."""
-    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
-    return "/".join(name for name in names if name != "value")

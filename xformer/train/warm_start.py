@@ -27,7 +27,7 @@ from xformer.train.checkpoint import MANIFEST, Checkpoints
 from xformer.train.errors import CheckpointError, WarmStartError, WorkdirMismatch
 from xformer.train.restoring import choose
 from xformer.train.run_state import Position
-from xformer.train.step import path_name
+from xformer.tree_paths import path_name
 
 logger = logging.getLogger(__name__)
 

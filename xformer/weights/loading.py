@@ -17,6 +17,7 @@ from flax.typing import Dtype
 
 from xformer import extras
 from xformer.attention import build
+from xformer.tree_paths import path_name
 from xformer.weights import families, position_tables
 from xformer.weights.big_bird import AS_RELEASED
 from xformer.weights.errors import WeightsError
@@ -217,12 +218,6 @@ def _fill(
         for index, value in zip(lacking, draw(), strict=True):
             values[index] = value
     return nnx.merge(graph, jax.tree.unflatten(tree, values)), [shapes[index][0] for index in lacking]
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """A tree path as `blocks/0/attention/value/kernel`; Flax's own `value` at the end is left out."""
-    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
-    return "/".join(names[:-1] if names[-1:] == ["value"] and len(names) > 1 else names)
 
 
 def _short(names: list[str]) -> str:

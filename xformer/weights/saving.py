@@ -17,13 +17,14 @@ from flax import nnx
 from xformer import extras
 from xformer.attention import Attention, BigBird
 from xformer.models import MODELS, Encoder
+from xformer.tree_paths import path_name
 from xformer.weights.errors import WeightsError
 from xformer.weights.families import BY_TYPE
 from xformer.weights.family import Architecture, Family
 from xformer.weights.folder import CONFIG, INDEX, ONE_FILE
 from xformer.weights.keys import Keys
 from xformer.weights.layout import Entry
-from xformer.weights.loading import Pretrained, path_name
+from xformer.weights.loading import Pretrained
 
 safetensors_numpy = extras.Lazy("safetensors.numpy")  # optional
 

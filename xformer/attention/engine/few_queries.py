@@ -33,7 +33,7 @@ class CachedKeys(NamedTuple):
         of their own; negative where there is no key.
       first: int32 `[batch or 1]` or an int; the key at position p, if there is one, has the place
         `(p - first) mod capacity`.
-      in_order: the key at position p has the place p,.
+      in_order: whether the key at position p has the place p.
     """
 
     key: Array
