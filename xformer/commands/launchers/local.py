@@ -47,13 +47,18 @@ class Local:
     and the estimate of its training step. One that is alone always starts.
 
     Raises:
-      ConfigError: more workers than cores, or a machine whose device is no CPU.
+      ConfigError: more workers than cores, a machine whose device is no CPU, or a system other than Linux.
     """
 
     tries = 3
     threads: int | None = None  # by affinity, which XLA looks at
 
     def __init__(self, workers: int, folder: Path) -> None:
+        if not hasattr(os, "sched_getaffinity"):
+            raise ConfigError(
+                f"--workers: got {workers} on {sys.platform}; workers share out cores as Linux alone can; takes "
+                "--launcher=ray there"
+            )
         cores = sorted(os.sched_getaffinity(0))
         if not 1 <= workers <= len(cores):
             raise ConfigError(
