@@ -80,6 +80,11 @@ def test_inspect_says_flops_of_a_token_and_memory_by_mesh(capsys):
     assert cli.exit_code(inspect.command, argv) == 0
     out = capsys.readouterr().out
     assert "parameters                 1,517,123,584" in out
+    rows = [re.split(" {2,}", line) for line in out.partition("---\n")[2].partition("\n\n")[0].splitlines()]
+    assert any("24 scanned blocks, output" in row for row in rows)
+    assert sum(int(row[-2].replace(",", "")) for row in rows) == 1_517_123_584
+    forward = int(re.search(r"FLOPs of a forward pass +([\d,]+)", out)[1].replace(",", ""))
+    assert sum(int(row[-1].replace(",", "")) for row in rows) == forward
     assert "FLOPs of a token" in out and "fsdp=64, tensor=8:" in out
     (line,) = [line for line in out.splitlines() if line.startswith("fsdp=8:")]
     each = 1_517_123_584 * 4 / 8 / 2**30
@@ -92,6 +97,19 @@ def test_a_wrong_mesh_is_refused(text, capsys):
     argv = [f"--config={CONFIGS}/transformer.py:base", f"--mesh={text}"]
     assert cli.exit_code(inspect.command, argv) == 2
     assert "takes sizes from 1 of data, fsdp, tensor, sequence" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{'tensor': 5}", "--mesh: tensor: got 5, takes a divisor of model.num_heads, which is 12"),
+        ("{'fsdp': 7}", "--mesh: got data x fsdp 7, takes a divisor of train.batch_size, which is"),
+        ("{'sequence': 3}", "--mesh: sequence: got 3, takes a divisor of task.max_len, which is 2048"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(text, reason, capsys):
+    assert cli.exit_code(inspect.command, [f"--config={CONFIGS}/gpt3.py:small", f"--mesh={text}"]) == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_a_device_holds_what_is_said():

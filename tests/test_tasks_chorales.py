@@ -56,8 +56,14 @@ def test_other_files_are_left_out_or_refused(tmp_path):
     (tmp_path / "bad.mxl").write_bytes(b"no zip")
     with pytest.raises(ValueError, match=r"bad.mxl is no compressed MusicXML"):
         chorale_scores.read(tmp_path / "bad.mxl")
-    with pytest.raises(DataMissing, match="pip install --no-deps music21"):
+    with pytest.raises(ValueError, match=r"path must be a folder with .mxl files, got .*nothing"):
         Chorales(path=str(tmp_path / "nothing")).prepare(tmp_path / "data")
+
+
+def test_without_the_package_its_command_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(chorale_scores, "_installed", list)
+    with pytest.raises(DataMissing, match="pip install --no-deps music21"):
+        Chorales().prepare(tmp_path / "data")
 
 
 def test_tokens_are_voices_in_turn():

@@ -79,7 +79,8 @@ def test_a_decay_of_one_changes_nothing():
         ({"layer_decay": 0.0}, "layer_decay must be above 0 and at most 1, or None, got 0.0"),
         ({"layer_decay": 1.5}, "layer_decay must be above 0"),
         ({"freeze": ("(",)}, "freeze must hold regular expressions, got '('"),
-        ({"freeze": ("head/",)}, "freeze: 'head/' names no parameter; there are"),
+        ({"freeze": ("head/",)}, "freeze: got 'head/', which begins the path of no parameter; takes"),
+        ({"freeze": ("embed", "")}, "freeze: got ('embed', ''), which leaves no parameter to train"),
     ],
 )
 def test_what_is_refused(section, reason):

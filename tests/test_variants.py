@@ -48,5 +48,5 @@ def test_chosen_pairs_are_drawn():
 
 
 def test_the_command_refuses_a_length_of_nothing():
-    with pytest.raises(cli.ConfigError, match="--length: got 0, takes an integer from 1"):
+    with pytest.raises(cli.ConfigError, match="--length: got 0, takes an integer from 1 to 1048576"):
         variants.command(["--length=0"])

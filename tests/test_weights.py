@@ -213,6 +213,7 @@ def test_another_head_is_drawn_and_named(caplog):
 
 def test_a_head_for_other_classes_keeps_the_rest(tmp_path):
     found = load("roberta_classifier", num_classes=6)
+    assert {"classifier.out_proj.weight", "classifier.out_proj.bias"} <= set(found.unused)
     assert found.fresh == ["classify/bias", "classify/kernel"]
     folder = weights.save(found, tmp_path / "out")
     assert len(json.loads((folder / "config.json").read_text())["id2label"]) == 6

@@ -82,7 +82,7 @@ def test_a_pickle_is_never_read(folder):
         ({"is_decoder": True}, "is_decoder must be False only"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute' only"),
         ({"intermediate_size": 38}, "output.dense.weight must have shape [24, 38], got [24, 37]"),
-        ({"max_position_embeddings": 30}, None),  # a table can be cut
+        ({"max_position_embeddings": 30}, "must have shape [30, "),  # only max_len=30 cuts a table
         ({"architectures": ["BertForQuestionAnswering"]}, "has no head known here; give model=, one of masked_lm"),
         ({"architectures": None}, "has no head known here"),
     ],
@@ -179,6 +179,13 @@ def test_tensors_without_a_place_are_named(folder, caplog):
     change(folder, lambda tensors: tensors.update({"adapter.weight": np.zeros(3, np.float32)}))
     assert weights.load(folder).unused == ["adapter.weight"]
     assert "adapter.weight" in caplog.text
+
+
+def test_names_of_classes_are_an_object(tmp_path):
+    copy = shutil.copytree(FIXTURES / "roberta_classifier", tmp_path / "folder")
+    config = json.loads((copy / "config.json").read_text()) | {"id2label": ["a"]}
+    (copy / "config.json").write_text(json.dumps(config))
+    assert "id2label must be an object of indices with names, got ['a']" in message(copy)
 
 
 def test_one_file_of_a_folder(folder):

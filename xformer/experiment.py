@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from xformer import attention, parts, pretrained, schema, sections, tasks
 from xformer.models import MODELS
 from xformer.schema import ConfigError
-from xformer.train import Engine, TrainConfig, Trainer, optimizers
+from xformer.train import Engine, TrainConfig, Trainer, by_path, optimizers
 from xformer.train.parallel import make_layout
 from xformer.train.settings import check_batch_size, selection
 from xformer.train.sums import reduce
@@ -107,8 +107,12 @@ class Experiment:
         check = lambda: check_batch_size(train, data.num_examples("train"))
         sections.construct("train", self.config.to_dict(), check)
         sizes = self.task.sizes(data.preprocess)
+        model_fn = self.model_fn(**sizes)
+        if freeze := self.config.optimizer.get("freeze"):
+            params = nnx.state(nnx.eval_shape(lambda: model_fn(nnx.Rngs(0))), nnx.Param)
+            sections.construct("optimizer", self.config.to_dict(), lambda: by_path.frozen(params, freeze))
         return Trainer(
-            model_fn=self.model_fn(**sizes),
+            model_fn=model_fn,
             data=data,
             task=self.judged,
             **_optimizer(self.config, train.num_steps),
@@ -222,13 +226,21 @@ def check_devices(experiment: Experiment) -> None:
     """Raises ConfigError if the mesh does not fit this machine's devices, or the batch, heads or length the mesh."""
     config = experiment.config
     layout = sections.construct("train", config.to_dict(), lambda: make_layout(experiment.train))
+    check_cuts(experiment, layout.mesh.shape)
+
+
+def check_cuts(experiment: Experiment, mesh: Mapping[str, int], where: str = "train.mesh.") -> None:
+    """Raises ConfigError if the sizes of a mesh don't divide what they cut: the length, or the heads.
+
+    where: what the message puts before the name of an axis.
+    """
+    config = experiment.config
     cuts = [("sequence", "task.max_len", experiment.task.length)]
     if "num_heads" in config.model:
         cuts += [("tensor", "model.num_heads", config.model.num_heads)]
     for axis, key, size in cuts:
-        shards = layout.mesh.shape[axis]
-        if size % shards:
-            raise ConfigError(f"train.mesh.{axis}: got {shards}, takes a divisor of {key}, which is {size}")
+        if size % mesh[axis]:
+            raise ConfigError(f"{where}{axis}: got {mesh[axis]}, takes a divisor of {key}, which is {size}")
 
 
 def _optimizer(config: Mapping[str, Any] | ConfigDict, num_steps: int) -> dict[str, Any]:

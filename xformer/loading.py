@@ -183,7 +183,7 @@ class Loaded:
         check_integer("max_tokens", max_tokens, at_most=self.preprocess.max_len)
         family = self.family
         if not isinstance(family, tasks.NextTokens) or not hasattr(self.model, "init_caches"):
-            raise ValueError(f"a run of task {self.config.task.name} does not generate: a language_model's does")
+            raise ValueError(f"task {self.config.task.name} does not generate: a language_model's does")
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
         prompts, room = family.prompts(self.preprocess.vocabulary, texts), self.preprocess.max_len - max_tokens + 1

@@ -48,8 +48,12 @@ def command(argv: Sequence[str]) -> None:
             print("There is nothing to time; --interpret checks the kernels on tiny shapes.")
         return
     path = folder / tables.file_name(device.key)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        named = tables.VARIABLE if args.out is None else "--out"
+        raise ConfigError(f"{named}: got {str(folder)!r}, takes a folder that can be made: {error.strerror}") from error
     cli.say(f"{device.kind}: checking {', '.join(kernels)} against the reference")
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         table = device_check.check_all(kernels, cli.say, tiny=args.interpret)
         folders.write_json(path, table.as_json())

@@ -23,7 +23,7 @@ from xformer import cost, tasks
 from xformer.commands import cli, memory_by_mesh, pictures
 from xformer.config import override, read
 from xformer.config_help import experiment_help
-from xformer.experiment import Experiment, as_json, build
+from xformer.experiment import Experiment, as_json, build, check_cuts
 from xformer.nn.experts import active_params
 from xformer.report import patterns, style
 from xformer.schema import ConfigError
@@ -65,6 +65,11 @@ def command(argv: Sequence[str]) -> None:
     if args.keys or args.config_help:
         print(experiment_help(as_json(experiment.config)))
         return
+    for mesh in meshes:
+        check_cuts(experiment, mesh, "--mesh: ")
+        shards, size = mesh["data"] * mesh["fsdp"], experiment.train.batch_size
+        if size % shards:
+            raise ConfigError(f"--mesh: got data x fsdp {shards}, takes a divisor of train.batch_size, which is {size}")
     sizes, source = data_sizes(experiment, args.data_dir)
     batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing(experiment, args.data_dir))
     print(f"{experiment.name}: {experiment.attention}")
@@ -74,9 +79,12 @@ def command(argv: Sequence[str]) -> None:
         print(f"Parameters and FLOPs hold for these assumed sizes and inputs of {sizes['max_len']} tokens. "
               "Training prepares the data; then its own sizes are shown.")  # fmt: skip
     print()
-    print(table(layers(experiment, sizes, batch, args.depth)))
-    print()
     forward, training, state = training_cost(experiment, sizes, batch)
+    rows = layers(experiment, sizes, batch, args.depth)
+    if experiment.model_args.get("scan_layers"):
+        rows.append(scanned(experiment, rows, forward, state.params))
+    print(table(rows))
+    print()
     print(totals(experiment, sizes, forward, training, state))
     if meshes:
         print()
@@ -118,6 +126,14 @@ def layers(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str,
 
     jax.eval_shape(forward, state, dict(batch))
     return found
+
+
+def scanned(experiment: Experiment, rows: Sequence[Layer], forward: cost.Cost, params: Any) -> Layer:
+    """One row for the blocks, whose calls a scan over them hides, and for what else has none: what the others leave."""
+    kind = f"{experiment.model_args['num_layers']} scanned blocks, output"
+    listed = [row for row in rows if "." not in row.path]
+    num_params = steps.num_params(params) - sum(row.num_params for row in listed)
+    return Layer("the rest", kind, "", num_params, forward.flops - sum(row.flops for row in listed), forward.uncounted)
 
 
 def _depth(path: Sequence[Any]) -> int:

@@ -78,6 +78,8 @@ def _resources(given: str | None) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         if not (key and equals and value):
             raise ConfigError(f"--resources: got {item!r}, takes KEY=VALUE,...")
+        if key.strip() in found:
+            raise ConfigError(f"--resources: got {key.strip()} twice, takes each key once")
         found[key.strip()] = Text(value.strip()).literal()
     return found
 

@@ -20,6 +20,7 @@ from xformer.report import patterns, style
 from xformer.schema import ConfigError
 
 HEADS, HEAD_DIM = 8, 64
+LONGEST = 2**20  # positions of a call whose FLOPs are counted; patterns are listed on the host
 PROBED = 64  # positions of the calls that are tried
 PICTURED = 128  # positions of the picture
 CELLS = 64  # cells on a side of a panel: with fewer, scattered pairs would fill it
@@ -56,8 +57,8 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--length", type=int, default=4096, help="positions of the call whose FLOPs are counted")
     parser.add_argument("--out", help="a PNG file to draw every variant's pattern in")
     args = parser.parse_args(argv)
-    if args.length < 1:
-        raise ConfigError(f"--length: got {args.length}, takes an integer from 1")
+    if not 1 <= args.length <= LONGEST:
+        raise ConfigError(f"--length: got {args.length}, takes an integer from 1 to {LONGEST}")
     out = parser.picture(args.out)
     print(f"forward call: 1 x {args.length:,} positions, {HEADS} heads of {HEAD_DIM}; FLOPs as a share of full's\n")
     print(table([facts(name, args.length) for name in ATTENTIONS]))

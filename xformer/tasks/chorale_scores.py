@@ -26,13 +26,15 @@ def files(path: str = "") -> list[Path]:
     """Compressed MusicXML files in order: those in a folder at any depth, or Bach's of the installed music21.
 
     Raises:
-      DataMissing: nothing is there; the message says how to get it.
+      DataMissing: the package is not installed; the message says how to get it.
+      ValueError: nothing is in the folder.
     """
     folders = [Path(path).expanduser()] if path else _installed()
     found = sorted(file for folder in folders for file in folder.rglob("*.mxl"))
     if not found:
-        where = f"in {path}" if path else "installed"
-        raise DataMissing(f"chorales: no .mxl files {where}; install the package ({INSTALL})")
+        if path:
+            raise ValueError(f"path must be a folder with .mxl files, got {path!r}, which has none")
+        raise DataMissing(f"chorales: no .mxl files are installed; install the package ({INSTALL})")
     return found
 
 

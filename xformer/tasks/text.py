@@ -92,7 +92,8 @@ class TextTask(Task):
 
         if (self.vocab == "tokenizer") != (self.tokenizer is not None):
             raise ValueError(
-                f"{self.name}: tokenizer is the file of vocab='tokenizer', got {self.tokenizer!r} with {self.vocab!r}"
+                f"{self.name}: tokenizer must be a tokenizer.json, or train.init_from an hf: folder that has one, with "
+                f"vocab='tokenizer', and None with another vocab; got {self.tokenizer!r} with {self.vocab!r}"
             )
         if self.tokenizer is not None:
             if self.cut != "head":

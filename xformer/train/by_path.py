@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from xformer.checks import ArgumentError, did_you_mean
 from xformer.tree_paths import path_name
 
 EMBEDDINGS = r"(embed|positions|token_types|embedding_norm|cls|mask_vector)(/|$)"
@@ -20,15 +21,23 @@ def frozen(params: Any, patterns: Sequence[str]) -> Any:
     """Which parameters a pattern names: True where one matches the beginning of its path.
 
     Raises:
-      ValueError: a pattern that is no regular expression, or that names nothing.
+      ArgumentError: a pattern that names nothing, or patterns that leave nothing to train.
     """
     paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     for pattern in patterns:
         if not any(re.match(pattern, path) for path in paths):
-            raise ValueError(f"freeze: {pattern!r} names no parameter; there are {', '.join(paths[:6])} ...")
-    return jax.tree_util.tree_map_with_path(
+            parts = sorted({path.partition("/")[0] for path in paths})
+            raise ArgumentError(
+                "freeze",
+                f"freeze: got {pattern!r}, which begins the path of no parameter; takes regular expressions such as "
+                f"'blocks/0/', and paths begin with {', '.join(parts)}{did_you_mean(pattern, parts)}",
+            )
+    held = jax.tree_util.tree_map_with_path(
         lambda path, _: any(re.match(pattern, path_name(path)) for pattern in patterns), params
     )
+    if patterns and all(jax.tree.leaves(held)):
+        raise ArgumentError("freeze", f"freeze: got {tuple(patterns)}, which leaves no parameter to train")
+    return held
 
 
 def factors(params: Any, decay: float) -> Any:

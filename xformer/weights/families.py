@@ -8,7 +8,7 @@ from xformer.checks import did_you_mean
 from xformer.weights.bert import BERT
 from xformer.weights.big_bird import BIG_BIRD
 from xformer.weights.errors import WeightsError
-from xformer.weights.family import HEADS, Family
+from xformer.weights.family import Family
 from xformer.weights.gpt2 import GPT2
 from xformer.weights.keys import Keys
 from xformer.weights.longformer import LONGFORMER
@@ -52,5 +52,5 @@ def check_model(keys: Keys, family: Family, model: str | None) -> str:
         )
     raise WeightsError(
         f"model must be one of {', '.join(family.models)} for {keys.config['model_type']}, got {model!r}"
-        f"{did_you_mean(model, HEADS)}"
+        f"{did_you_mean(model, family.models)}"
     )

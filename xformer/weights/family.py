@@ -12,6 +12,7 @@ from flax.typing import Dtype
 
 from xformer.attention import Attention, build
 from xformer.models import MODELS
+from xformer.weights.errors import WeightsError
 from xformer.weights.keys import Keys
 from xformer.weights.layout import LINEAR, VECTOR, Entry, Layout
 
@@ -108,6 +109,8 @@ def norm(ours: str, theirs: str) -> list[Entry]:
 def num_labels(keys: Keys) -> int:
     """The classes of a classification head: two, where the config does not say."""
     labels = keys.config.get("id2label")
+    if labels is not None and not isinstance(labels, Mapping):
+        raise WeightsError(f"{keys.path}: id2label must be an object of indices with names, got {labels!r:.80}")
     return len(labels) if isinstance(labels, Mapping) and labels else keys.integer("num_labels", 2)
 
 

@@ -132,12 +132,18 @@ def load(
     try:
         abstract = nnx.eval_shape(make)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise WeightsError(f"{folder.path / CONFIG}: no model can be made of it: {error}") from error
-    made, fresh = _fill(abstract, make, tensors, positions, architecture.options.get("position_offset", 0))
-    for what, names in (("drawn freshly, not from", fresh), ("left, no place for them, of", tensors.unused)):
+        given = {**changes, "options": options or None}
+        asked = ", ".join(name for name, value in given.items() if value is not None)
+        whose = f"{folder.path / CONFIG}" + (f", with the {asked} given" if asked else "")
+        raise WeightsError(f"{whose}: no model can be made of it: {error}") from error
+    offset = architecture.options.get("position_offset", 0)
+    made, fresh = _fill(abstract, make, tensors, None if max_len is None else positions, offset)
+    # What has a place, but another shape, as the last layer for another number of classes.
+    unused = sorted([*tensors.unused, *(tensors.entries[path][1] for path in fresh if path in tensors.entries)])
+    for what, names in (("drawn freshly, not from", fresh), ("left, no place for them, of", unused)):
         if names:
             logger.warning("%d arrays %s %s: %s", len(names), what, folder.path, _short(names))
-    return Pretrained(made, architecture, folder.config, fresh, tensors.unused, folder.path)
+    return Pretrained(made, architecture, folder.config, fresh, unused, folder.path)
 
 
 def sections(path: str | Path, model: str | None = None) -> dict[str, dict[str, Any]]:
@@ -200,17 +206,21 @@ def read(tensors: Tensors, path: str, shape: Shape, offset: int, positions: Exte
 
 
 def _fill(
-    abstract: nnx.Module, make: Any, tensors: Tensors, positions: Extension, offset: int
+    abstract: nnx.Module, make: Any, tensors: Tensors, positions: Extension | None, offset: int
 ) -> tuple[nnx.Module, list[str]]:
-    """The model with its arrays, and the paths of those that were drawn freshly."""
+    """The model with its arrays, and the paths of those that were drawn freshly.
+
+    Raises WeightsError as `way`, and without `positions` for a table of positions that is not as long as it should be.
+    """
     graph, state = nnx.split(abstract)
     leaves, tree = jax.tree_util.tree_flatten_with_path(state)
     shapes = [(path_name(path), leaf.shape) for path, leaf in leaves]
     for path, shape in shapes:
-        way(tensors, path, shape, offset)  # what is wrong is said before anything is read
+        if way(tensors, path, shape, offset) == "fitted" and positions is None:  # before anything is read
+            raise WeightsError(tensors.misfit(path, shape))
     values: list[Any] = []
     for (path, shape), (_, leaf) in zip(shapes, leaves, strict=True):
-        value = read(tensors, path, shape, offset, positions)
+        value = read(tensors, path, shape, offset, positions or "copy")
         values.append(None if value is None else jnp.asarray(value, leaf.dtype))
     lacking = [index for index, value in enumerate(values) if value is None]
     if lacking:
