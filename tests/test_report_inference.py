@@ -46,6 +46,8 @@ def test_only_seeds_that_both_have_are_paired():
 def test_equal_runs_are_no_difference():
     same = by_seed([0.5, 0.6, 0.7])
     assert paired_seeds(same, same).p == 1.0
+    higher = by_seed([0.75, 0.75])
+    assert paired_seeds(higher, by_seed([0.5, 0.5])).p == 0.5  # no spread: two seeds that agree are a coin thrown twice
 
 
 @pytest.mark.parametrize("count", [3, 5])
