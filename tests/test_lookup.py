@@ -353,3 +353,8 @@ def test_metrics_from_outside_stand_beside_those_of_the_task(house):
 def test_what_is_no_metric_is_refused(house, entry, message):
     with pytest.raises(ConfigError, match=message):
         config.build(with_metrics(entry))
+
+
+def test_code_from_outside_cannot_end_the_program():
+    with pytest.raises(ConfigError, match=r"^the section raised SystemExit: 3"):
+        lookup.guarded("the section", lambda: sys.exit(3), ConfigError)

@@ -143,5 +143,5 @@ def guarded(what: str, call: Callable[[], T], failed: type[Exception]) -> T:
         return call()
     except failed:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failed(f"{what} raised {blame(error)}") from error
