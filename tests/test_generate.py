@@ -98,6 +98,19 @@ def test_one_beam_more_is_never_worse():
     assert score(beams) >= score(greedy) - 1e-5
 
 
+def test_beams_of_a_model_whose_caches_hold_nothing():
+    """A token that sees itself alone has a cache of no keys: its beams are reordered all the same."""
+    model = make(Window(0, 0, causal=True))
+    ours = np.asarray(generate(model, PROMPTS[:1], LENGTHS[:1], max_tokens=2, num_beams=11**2, length_penalty=0.0))
+    first = log_probs(model, PROMPTS[:1, : LENGTHS[0]])[0, -1]
+    pairs = [
+        (first[one] + log_probs(model, np.concatenate([PROMPTS[:1, : LENGTHS[0]], [[one]]], axis=1))[0, -1], one)
+        for one in range(11)
+    ]
+    best = max(((scores[two], one, two) for scores, one in pairs for two in range(11)))
+    assert ours[0].tolist() == [*best[1:]]
+
+
 def test_tokens_are_drawn_with_their_probabilities():
     model = make(vocab=5)
     rows = 4000

@@ -8,7 +8,7 @@ Nothing is written without --out, and nothing is computed but shapes, FLOP count
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -72,14 +72,16 @@ def facts(name: str, length: int) -> Facts:
     """What the code says of the variant of this name; no array is computed."""
     flops, longer = (_flops(build({"name": name}, size), size) for size in (length, 2 * length))
     small = build({"name": name}, PROBED)
-    causal = _can(_causal(small))
+    as_causal = lambda: dataclasses.replace(small, causal=True)
+    with_term = lambda term: lambda: build({"name": name, "position": term}, PROBED)
+    causal = _can(as_causal)
     return Facts(
         name,
         flops / _flops(Full(), length),
         longer / flops,
         causal,
-        tuple(term for term in POSITIONS if term != "none" and _can(_with_position(name, term))),
-        tuple(what for what, given in _given().items() if _can(small, **given)),
+        tuple(term for term in POSITIONS if term != "none" and _can(with_term(term))),
+        tuple(what for what, given in _given().items() if _can(lambda: small, **given)),
         _kept(dataclasses.replace(build({"name": name}, length), causal=True)) if causal else "",
     )
 
@@ -121,14 +123,6 @@ def _flops(op: Attention, length: int) -> int:
     return op.cost(_shape(length)).flops
 
 
-def _causal(op: Attention) -> Iterator[Attention]:
-    yield dataclasses.replace(op, causal=True)
-
-
-def _with_position(name: str, term: str) -> Iterator[Attention]:
-    yield build({"name": name, "position": term}, PROBED)
-
-
 def _given() -> dict[str, dict[str, Any]]:
     """What a call may give, by the name it has in the table."""
     pairs = jnp.tri(PROBED, dtype=bool)[None, None]
@@ -140,10 +134,10 @@ def _given() -> dict[str, dict[str, Any]]:
     }
 
 
-def _can(ops: Attention | Iterator[Attention], new: int = PROBED, **given: Any) -> bool:
+def _can(make: Callable[[], Attention], new: int = PROBED, **given: Any) -> bool:
     """Whether an op can be made, and a call of so many queries with what is given is not refused."""
     try:
-        op = ops if isinstance(ops, Attention) else next(ops)
+        op = make()
         params = jax.eval_shape(lambda: op.init(jax.random.key(0), _shape(PROBED)))
         x = jax.ShapeDtypeStruct((1, PROBED, HEADS, HEAD_DIM), jnp.float32)
         jax.eval_shape(lambda x, params: op(x[:, :new], x, x, params=params, **given), x, params)
@@ -161,4 +155,4 @@ def _kept(op: Attention) -> str:
         return f"{block:,} keys"
     if (back := op.lookback()) is not None:
         return f"{back:,} keys"
-    return "every key" if _can(op, new=1, query_offset=PROBED - 1) else "cannot"
+    return "every key" if _can(lambda: op, new=1, query_offset=PROBED - 1) else "cannot"

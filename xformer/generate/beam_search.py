@@ -69,13 +69,16 @@ def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Num
 
 
 def take_examples(caches: Any, batch: int, examples: Array) -> Any:
-    """The caches of some of the examples, int `[n]`. The first axis of every array that is no scalar is `batch` long
-    or a multiple of it, what belongs to an example in a row."""
+    """The caches of some of the examples, int `[n]`.
+
+    The first axis of every array but scalars holds the examples in order, each with equally many entries.
+    """
 
     def take(x: Array) -> Array:
         if not x.ndim:
             return x
-        return x.reshape(batch, -1, *x.shape[1:])[examples].reshape(-1, *x.shape[1:])
+        each = len(x) // batch
+        return x.reshape(batch, each, *x.shape[1:])[examples].reshape(len(examples) * each, *x.shape[1:])
 
     return jax.tree.map(take, caches)
 

@@ -29,8 +29,8 @@ class MaskedLanguageModel(Encoder):
       vocab_size: number of ids, that of the mask included: it is the last, `vocab_size - 1`, and has no logit.
       max_len: see Encoder.
       mask_token: "vector", as above; or "row": the mask is an ordinary id, with a row of the table and a logit.
-      tie_embeddings: the output table is that of the embedding; or one of its own.
-      head_activation, head_epsilon: of the head, instead of GELU in its tanh form and 1e-6.
+      tie_embeddings: the output table is that of the embedding; False: one of its own.
+      head_activation: after the head's dense layer. head_epsilon: what its norm adds to the variance.
       pooling: "cls": a trained vector stands in front, as in a classifier with that pooling. "mean": none does.
       options: the keywords of Encoder.
 

@@ -89,7 +89,7 @@ def by_head(x: Array) -> Array:
 
 def by_token(rows: Array, num_kv_heads: int) -> Array:
     """The transpose of `by_head`."""
-    return jnp.moveaxis(rows.reshape(-1, num_kv_heads, *rows.shape[1:]), 1, 2)
+    return jnp.moveaxis(rows.reshape(len(rows) // num_kv_heads, num_kv_heads, *rows.shape[1:]), 1, 2)
 
 
 def put(old: Array, new: Array, length: Array) -> Array:

@@ -24,7 +24,7 @@ class MixtureOfExperts(nnx.Module):
     The router is a softmax over a product with the token (Shazeer et al. 2017, section 2.1, without its noise). With
     one expert a token, what that gives is scaled by its probability (Fedus et al. 2021, equation 2); with more, by
     their probabilities divided by their sum (Shazeer, equations 3 and 5). The router computes in float32 (Fedus,
-    section 2.4). One expert of one is `FeedForward`.
+    section 2.4). `make_feed_forward` makes a plain `FeedForward` where there is one expert.
 
     In training an expert has room for `capacity * experts_per_token * length / num_experts` tokens of each row of the
     batch, rounded up (Fedus, equation 3): what is sent to it beyond that, in the order of the tokens, is dropped, and
@@ -111,9 +111,9 @@ class MixtureOfExperts(nnx.Module):
         x_BxExCxW = jax.vmap(lambda x, slot: sent(x, slot, count * room))(x_BxTxW, slot_BxTxK)
         x_ExBxCxW = jnp.moveaxis(x_BxExCxW.reshape(batch, count, room, width), 1, 0)
         graphdef, state = nnx.split(self.experts)
-        keys = None
-        if self.has_dropout and rngs is not None:
-            keys = jax.random.split(rngs.dropout(), count)
+        if self.has_dropout and rngs is None:
+            raise ValueError("deterministic=False needs rngs with a stream 'dropout', got None")
+        keys = jax.random.split(rngs.dropout(), count) if self.has_dropout and rngs is not None else None
 
         def run(state: Any, x: Array, key: Array | None) -> Array:
             dropout = None if key is None else nnx.Rngs(dropout=key)

@@ -24,7 +24,7 @@ from xformer.attention.engine.tile_plan import TilePlan, round_up
 
 Array = jax.Array
 STEP_SCORES = 2**20  # scores in one step of a loop: 4 MiB in float32, which stay in a CPU's caches
-# On accelerators steps must be worth their launches: 64 MiB; and no more than 256 (benchmarks/README.md).
+# On accelerators steps must be worth their launches: 64 MiB; and no more than 256. On paper (benchmarks/README.md).
 LARGE_STEP_SCORES, MOST_STEP_SCORES = 2**24, 2**26
 
 

@@ -27,8 +27,8 @@ class CachedKeys(NamedTuple):
     """Keys and values, heads first, and where they stand.
 
     Attributes:
-      key: `[batch * kv_heads, capacity, head_dim]`, NaN where the key is not finite or its value was not; value:
-        likewise, of any depth and always finite.
+      key: `[batch * kv_heads, capacity, head_dim]`, NaN where the value was not finite.
+      value: likewise, of any depth and always finite.
       positions: int32 `[batch or 1, capacity]`, or `[batch or 1, num_heads or 1, capacity]` where query heads have keys
         of their own; negative where there is no key.
       first: int32 `[batch or 1]` or an int; the key at position p, if there is one, has the place

@@ -14,7 +14,7 @@ from xformer.attention.engine.tile_plan import TilePlan, ceil_div, round_up
 from xformer.attention.pattern import Full, Pattern
 
 MAX_TILE = 512, 256  # queries and keys; on CPUs faster than others (benchmarks/README.md)
-LARGE_TILE = 1024, 1024  # on accelerators, where a step must be worth its launches
+LARGE_TILE = 1024, 1024  # on accelerators; on paper (benchmarks/README.md)
 MIN_TILE = 64  # tokens: blocks too large for one tile are cut into tiles no smaller
 
 

@@ -131,7 +131,8 @@ def automatic(
         unchecked = table is None or name not in table.passed
         what = LIBRARY.get(name, "checked on this device")
         return Choice(name, what + (f", not checked on this device ({CHECK} does)" if unchecked else ""))
-    why_not = [f"{name}: {'; '.join(refusals.get(name) or [out])}" for name, out in allowed.items()]
+    forbidden = lambda name: [f"{VARIABLE} forbids it"] if name in rule.forbidden else []
+    why_not = [f"{name}: {'; '.join(forbidden(name) or refusals.get(name) or [out])}" for name, out in allowed.items()]
     return Choice(
         "xla", f"no kernel can do the call ({', '.join(why_not)})" if why_not else "no kernel for this device"
     )

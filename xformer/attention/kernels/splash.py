@@ -25,7 +25,7 @@ from xformer.attention.pattern import Pattern
 Array = jax.Array
 CUTS_ITSELF, TAKES_OFFSETS = False, True  # what `kernels.meshes` needs to know
 LANES = 128  # the kernel's blocks are multiples of a TPU's vector lanes
-MAX_ENTRIES = 2**18  # of a list of blocks, by head: a kernel reads them from a TPU's small scalar memory
+MAX_ENTRIES = 2**18  # of a list of blocks, by head: read from a TPU's small scalar memory; a guess, tried on none
 SINK = -1e30  # below any score, above the kernel's own mask value of about -2.4e38
 NO_KEY, NO_QUERY = np.iinfo(np.int32).min, np.iinfo(np.int32).min + 1  # segments of padding, ids no caller uses
 
