@@ -103,7 +103,7 @@ def test_a_wrong_mesh_is_refused(text, capsys):
     ("text", "reason"),
     [
         ("{'tensor': 5}", "--mesh: tensor: got 5, takes a divisor of model.num_heads, which is 12"),
-        ("{'fsdp': 7}", "--mesh: got data x fsdp 7, takes a divisor of train.batch_size, which is"),
+        ("{'fsdp': 7}", "--mesh: got data x fsdp x train.accumulate 7, takes a divisor of train.batch_size, which is"),
         ("{'sequence': 3}", "--mesh: sequence: got 3, takes a divisor of task.max_len, which is 2048"),
     ],
 )

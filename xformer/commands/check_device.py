@@ -56,6 +56,8 @@ def command(argv: Sequence[str]) -> None:
     cli.say(f"{device.kind}: checking {', '.join(kernels)} against the reference")
     try:
         table = device_check.check_all(kernels, cli.say, tiny=args.interpret)
+        earlier = tables.read(path, device.key)
+        table = dataclasses.replace(table, timings=earlier.timings if earlier else ())  # until there are new ones
         folders.write_json(path, table.as_json())
         if device.platform != "cpu" and not args.check_only:
             cli.say(f"{device.kind}: timing, up to {seconds:g} s")
@@ -63,7 +65,7 @@ def command(argv: Sequence[str]) -> None:
             passed = [name for name in kernels if name in table.passed]
             table = dataclasses.replace(table, timings=device_times.measure(passed, seconds, cli.say, write))
     except KeyboardInterrupt:
-        raise cli.CommandFailed(f"interrupted; what was found until then is in {path}") from None
+        raise cli.CommandFailed(f"interrupted; what was written until then, if anything, is in {path}") from None
     tables.find.cache_clear()
     print("\n".join(report(device, table, kernels, path)))
     if table.failed:

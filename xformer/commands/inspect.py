@@ -67,9 +67,10 @@ def command(argv: Sequence[str]) -> None:
         return
     for mesh in meshes:
         check_cuts(experiment, mesh, "--mesh: ")
-        shards, size = mesh["data"] * mesh["fsdp"], experiment.train.batch_size
-        if size % shards:
-            raise ConfigError(f"--mesh: got data x fsdp {shards}, takes a divisor of train.batch_size, which is {size}")
+        shares = mesh["data"] * mesh["fsdp"] * experiment.train.accumulate
+        if (size := experiment.train.batch_size) % shares:
+            what = f"data x fsdp x train.accumulate {shares}"
+            raise ConfigError(f"--mesh: got {what}, takes a divisor of train.batch_size, which is {size}")
     sizes, source = data_sizes(experiment, args.data_dir)
     batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing(experiment, args.data_dir))
     print(f"{experiment.name}: {experiment.attention}")

@@ -16,7 +16,7 @@ from xformer.commands.launchers.interface import Launcher
 from xformer.commands.launchers.local import Local
 from xformer.commands.launchers.on_ray import OnRay
 from xformer.commands.launchers.on_slurm import OnSlurm
-from xformer.commands.worker import CHANGED, LOST, describe
+from xformer.commands.worker import CHANGED, describe
 from xformer.schema import ConfigError, Text
 from xformer.train import DataChanged
 from xformer.train.progress import clock
@@ -110,6 +110,8 @@ def train(
     tries: collections.Counter[Path] = collections.Counter()
     going: list[tuple[Any, Planned, float]] = []
     jobs = {run.folder: describe(run, workdir, data_dir, fingerprints, keep, launcher.threads) for run in queue}
+    for run in queue:
+        (run.folder / "failure.json").unlink(missing_ok=True)  # of an earlier try
     try:
         while queue or going:
             for run in list(queue):
@@ -132,7 +134,7 @@ def train(
                     queue.appendleft(run)
                     continue
                 if kind not in ended or (kind == FAILED and not (run.folder / "failure.json").exists()):
-                    fail(run, message, "WorkerLost" if kind == LOST else "NotBegun")
+                    fail(run, message, "NotBegun" if kind == FAILED else "WorkerLost")
                 elif kind == FAILED:
                     cli.say(f"failed: {run}: {message}")
                 ended[kind if kind in ended else FAILED].append(run)

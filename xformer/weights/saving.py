@@ -83,7 +83,7 @@ def save(
     _write_tensors(path, entries, arrays, shard_bytes)
     kept = source.config if own == chosen else {}
     written = family.write(source.architecture)
-    if len(kept.get("id2label", ())) == source.architecture.num_classes:
+    if len(kept.get("id2label") or ()) == source.architecture.num_classes:
         written = {key: value for key, value in written.items() if key not in ("id2label", "label2id")}
     content = {**kept, **written, "model_type": chosen}
     content["architectures"] = [family.class_name(chosen, source.architecture.model)]

@@ -197,13 +197,13 @@ def find(device: Device, own: Path, shipped: Path) -> Table | None:
         return None
     wanted = device.key
     if device.processes == 1 or os.environ.get(VARIABLE):
-        if (table := _read(own / file_name(wanted), wanted)) is not None:
+        if (table := read(own / file_name(wanted), wanted)) is not None:
             return table
         for path in _of_kind(own, wanted) - {own / file_name(wanted)}:
-            _read(path, wanted)  # says why it is passed over
+            read(path, wanted)  # says why it is passed over
     alike = {name: value for name, value in wanted.items() if name != "driver"}
     for path in sorted(_of_kind(shipped, wanted)):
-        if (table := _read(path, alike)) is not None:
+        if (table := read(path, alike)) is not None:
             return table
     return None
 
@@ -214,7 +214,7 @@ def _of_kind(folder: Path, key: Mapping[str, str]) -> set[Path]:
     }
 
 
-def _read(path: Path, wanted: Mapping[str, str]) -> Table | None:
+def read(path: Path, wanted: Mapping[str, str]) -> Table | None:
     """The table in a file, if there is one for this device and these versions."""
     try:
         if not path.is_file():
