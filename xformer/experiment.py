@@ -128,7 +128,14 @@ class Experiment:
             complete=complete,
             like=like,
             test=test,
-            sources={"hf": functools.partial(pretrained.source, config=as_json(self.config), sizes=sizes)},
+            sources={
+                "hf": functools.partial(
+                    pretrained.source,
+                    config=as_json(self.config),
+                    sizes=sizes,
+                    pad_id=getattr(getattr(data.preprocess, "vocabulary", None), "pad_id", 0),
+                )
+            },
         )
 
 

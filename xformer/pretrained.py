@@ -60,12 +60,13 @@ def fill(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "model": {**there["model"], **own, **model}, "task": task, "attention": attention}
 
 
-def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> warm_start.Source:
+def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any], pad_id: int = 0) -> warm_start.Source:
     """The folder that a run starts from, its arrays by the paths of the run's model.
 
     Args:
       path: the folder, `hf:` in front or not.
       config: the complete config of the run. sizes: those of its data; tables of more ids are cut to its `vocab_size`.
+      pad_id: what the run's tokenizer pads with: in the run it is 0, and ids of the two are swapped.
 
     Raises:
       WarmStartError: it can't be read, or its arrays mean something else in this model.
@@ -88,8 +89,7 @@ def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> wa
     as_there = config["task"].get("vocab") == "tokenizer"
     if not as_there:
         logger.warning("init_from: task.vocab is not 'tokenizer', so ids may mean other tokens than in %s", folder.path)
-    pad_id = (folder.config.get("pad_token_id") or 0) if as_there else 0
-    arrays = _Arrays(tensors, shapes, pad_id, sizes.get("vocab_size") if as_there else None)
+    arrays = _Arrays(tensors, shapes, pad_id if as_there else 0, sizes.get("vocab_size") if as_there else None)
     return warm_start.Source(folder.path.absolute(), _digest(folder), offset, arrays)
 
 

@@ -96,7 +96,7 @@ def save(
     if len(names) == source.architecture.num_classes:
         content |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     (path / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    if source.folder.is_dir():
+    if isinstance(model, Pretrained) and source.folder.is_dir():
         for name in TOKENIZER_FILES:
             if (source.folder / name).is_file():
                 shutil.copyfile(source.folder / name, path / name)
