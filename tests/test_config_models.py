@@ -70,6 +70,14 @@ def test_the_default_model_is_the_classifier():
         ('attention={"name": "layers", "layers": ()}', "attention.layers: got (), takes at least one"),
         (STACK.replace("3", "-3"), "attention.layers[0].left: Window.left must be an integer of at least 0, got -3"),
         (STACK.replace("left", "lefft"), "attention.layers[0].lefft: got 3, but attention.layers[0] 'window' reads no"),
+        (
+            "attention.name=none",
+            "attention.name: got 'none', which is for models without attention; model classifier h",
+        ),
+        (
+            'model={"name": "bilstm", "width": 8, "hidden_dim": 8}',
+            "attention: got 'full', takes {'name': 'none'}, as bilstm has no attention",
+        ),
         (STACK.replace("full", "layers"), "attention.layers[1].name: got 'layers', takes one of 'full'"),
         (STACK.replace("full", "fulll"), "attention.layers[1].name: got 'fulll', takes one of 'full'"),
     ],
@@ -105,8 +113,9 @@ def test_a_missing_key_of_the_model_and_a_missing_size_are_told_apart(monkeypatc
 
     monkeypatch.setattr("xformer.sections.MODELS", {**MODELS, "translator": Translator})
     monkeypatch.setattr("xformer.experiment.MODELS", {**MODELS, "translator": Translator})
+    without = {"attention": {"name": "none"}}
     with pytest.raises(ConfigError) as error:
-        experiment.build(config | {"model": {"name": "translator", "width": 8}})
+        experiment.build(config | without | {"model": {"name": "translator", "width": 8}})
     assert str(error.value) == (
         "model.name: translator needs target_vocab_size, task listops gives vocab_size, num_classes, max_len"
     )
@@ -128,7 +137,8 @@ def test_a_model_from_outside_gets_the_sizes_and_arguments_that_it_names(monkeyp
     for module in ("sections", "experiment"):
         monkeypatch.setattr(f"xformer.{module}.MODELS", {**MODELS, "bag": Bag})
     config = experiment.as_json(load().config)
-    built = experiment.build(config | {"model": {"name": "bag"}})
+    built = experiment.build(config | {"attention": {"name": "none"}, "model": {"name": "bag"}})
+    assert built.attention is None
     assert built.config.model.to_dict() == {"name": "bag", "width": 4}
     model = built.model_fn(vocab_size=17, num_classes=10, max_len=128)(nnx.Rngs(0))
     assert model.embed.embedding.shape == (17, 4)

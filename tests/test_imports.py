@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "xformer.weights": {"xformer.models", "xformer.attention", "xformer.extras"},
     "xformer.tasks": {"xformer.extras"},
     "xformer.cost": {"xformer.attention"},
+    "xformer.critical_path": {"xformer.cost"},
     "xformer.difference": set(),
     "xformer.live_memory": set(),
     "xformer.train": {"xformer.cost", "xformer.difference", "xformer.extras", "xformer.layer_terms"},

@@ -120,7 +120,7 @@ def _equation(eqn: core.JaxprEqn) -> tuple[int, list[str]]:
         return _times(_num_shards(params), _walk(_open(params["jaxpr"])))
     if name == "xla_pmap":
         return _times(params["global_axis_size"], _walk(_open(params["call_jaxpr"])))
-    bodies = [body for body in _subjaxprs(params.values()) if _same_signature(eqn, body)]
+    bodies = [body for body in subjaxprs(params.values()) if _same_signature(eqn, body)]
     if len(bodies) == 1:  # jit, remat, custom_jvp, custom_vjp, ...: a call, whatever its name
         return _walk(bodies[0])
     if not bodies and name not in _MATRIX and _is_elementwise(eqn):
@@ -185,12 +185,12 @@ def _open(jaxpr: Any) -> core.Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
 
 
-def _subjaxprs(values: Any) -> Iterator[core.Jaxpr]:
+def subjaxprs(values: Any) -> Iterator[core.Jaxpr]:
     for value in values:
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
             yield _open(value)
         elif isinstance(value, tuple | list):
-            yield from _subjaxprs(value)
+            yield from subjaxprs(value)
 
 
 def _same_signature(eqn: core.JaxprEqn, body: core.Jaxpr) -> bool:
@@ -209,7 +209,7 @@ def _is_elementwise(eqn: core.JaxprEqn) -> bool:
         shape = np.broadcast_shapes(*given)
     except ValueError:
         return False
-    return all(out == shape for out in made) and next(_subjaxprs(eqn.params.values()), None) is None
+    return all(out == shape for out in made) and next(subjaxprs(eqn.params.values()), None) is None
 
 
 def _types(variables: Any) -> list[tuple[Any, Any]]:

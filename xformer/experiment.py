@@ -40,6 +40,7 @@ class Experiment:
 
     Attributes:
       config: the complete checked config; building from it again gives an equal experiment.
+      attention: the op, or the stack of them; None where the model has none.
       judged: the task as a run sees it: itself, or with the metrics that the `train` section adds.
       model: the class of the model.
       model_args: its arguments that neither the data nor `attention` decide.
@@ -47,7 +48,7 @@ class Experiment:
 
     name: str
     seed: int
-    attention: attention.Attention
+    attention: attention.Attention | None
     task: Any
     judged: Any
     optimizer: optax.GradientTransformation
@@ -307,7 +308,7 @@ def trace(experiment: Experiment) -> Any:
     sizes, batch = task.sizes(), task.example_batch(1)
     sections.check_call(experiment.config, jax.eval_shape(task.inputs, batch))
     model = nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0)))
-    if experiment.model_args.get("scan_layers"):
+    if experiment.model_args.get("scan_layers") and experiment.attention is not None:
         # Scanned layers run one program: two of each entry are refused what all are, without the plans of all.
         few = 2 * len(attention.entries(experiment.attention))
         args = {**experiment.model_args, "num_layers": min(experiment.model_args["num_layers"], few)}

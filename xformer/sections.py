@@ -17,6 +17,7 @@ from xformer.schema import ConfigError, Parameter, Text
 from xformer.train import TrainConfig, optimizers
 
 SECTIONS = ("attention", "model", "task", "optimizer", "train")
+NO_ATTENTION = "none"  # the name of the attention of a model that has none
 ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
 MODEL_ELSEWHERE = ("attention", "dtype", "param_dtype", "rngs", "name")  # and the sizes that the data gives
 CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
@@ -61,10 +62,10 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     schema.check_name("name", checked["name"])
     if not 0 <= checked["seed"] < 2**32:
         raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
-    checked["attention"] = _check_attention(checked["attention"])
     checked["task"] = check_task("task", checked["task"])
     model = {"name": "classifier", **schema.as_mapping("model", checked["model"])}
     checked["model"] = schema.check_named("model", model, MODELS, exclude=MODEL_ELSEWHERE, fill=False)
+    checked["attention"] = _check_attention(checked["attention"], checked["model"]["name"])
     for section in CONSTRUCTORS:
         keys = schema.as_mapping(section, checked[section])
         takes = takes_of(section, keys)
@@ -121,11 +122,21 @@ def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
     return shared | dict(own[1:])
 
 
-def _check_attention(section: Any) -> dict[str, Any]:
-    """An op's section, or that of a stack: `{"name": "layers", "layers": (sections of ops)}`."""
+def _check_attention(section: Any, model: str) -> dict[str, Any]:
+    """An op's section, or that of a stack: `{"name": "layers", "layers": (sections of ops)}`; `{"name": "none"}` for a
+    model without attention."""
     given = schema.as_mapping("attention", section)
     name = given.get("name")
-    if (name.literal() if isinstance(name, Text) else name) != STACK:
+    name = name.literal() if isinstance(name, Text) else name
+    if (takes := schema.parameters(MODELS[model])) and "attention" not in takes:
+        if given.keys() != {"name"} or name != NO_ATTENTION:
+            raise ConfigError(
+                f"attention: got {schema.show(name)}, takes {{'name': 'none'}}, as {model} has no attention"
+            )
+        return {"name": NO_ATTENTION}
+    if name == NO_ATTENTION:
+        raise ConfigError(f"attention.name: got 'none', which is for models without attention; model {model} has some")
+    if name != STACK:
         table = attention.ATTENTIONS
         return _check_op("attention", given, lookup.Table({**table, STACK: None}, table.kind))
     takes = {"name": Parameter(str), STACK: Parameter(tuple[Any, ...])}
@@ -142,14 +153,21 @@ def _check_op(path: str, section: Any, table: Mapping[str, Callable | None]) -> 
 
 
 def ops(section: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The section of each op that an attention section holds, by its dotted path: one, or those of a stack."""
+    """The section of each op that an attention section holds, by its dotted path: one, those of a stack, or none."""
+    if section["name"] == NO_ATTENTION:
+        return {}
     if section["name"] != STACK:
         return {"attention": section}
     return {f"attention.{STACK}[{i}]": op for i, op in enumerate(section[STACK])}
 
 
-def build_attention(config: Mapping[str, Any], num_positions: int) -> tuple[attention.Attention, dict[str, Any]]:
-    """The op for so many positions, and the attention section with every argument that was chosen for them."""
+def build_attention(config: Mapping[str, Any], num_positions: int) -> tuple[attention.Attention | None, dict[str, Any]]:
+    """The op for so many positions, and the attention section with every argument that was chosen for them.
+
+    None for a model without attention.
+    """
+    if config["attention"]["name"] == NO_ATTENTION:
+        return None, dict(config["attention"])
     built = {
         path: construct(path, config, functools.partial(attention.build, section, num_positions), keys=section)
         for path, section in ops(config["attention"]).items()

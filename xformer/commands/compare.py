@@ -265,11 +265,14 @@ def costs_of(
 ) -> attention_costs.Plan:
     """Which costs of its variants the report of a comparison shows."""
     model, options = config.base.model, config.report
+    found = {variant: experiments[variant].attention for variant in comparison.variants}
+    ops = {variant: op for variant, op in found.items() if op is not None}
+    num_heads = model.get("num_heads", 1)
     return attention_costs.Plan(
-        ops={variant: experiments[variant].attention for variant in comparison.variants},
-        reference=comparison.reference,
-        num_heads=model.num_heads,
-        head_dim=model.get("head_dim") or model.width // model.num_heads,
+        ops=ops,
+        reference=comparison.reference if comparison.reference in ops else next(iter(ops), ""),
+        num_heads=num_heads,
+        head_dim=model.get("head_dim") or model.width // num_heads,
         num_kv_heads=model.get("num_kv_heads"),
         dtype=config.base.train.dtype,
         lengths=tuple(options.cost_lengths),
@@ -283,7 +286,7 @@ def reaches(experiments: Mapping[str, Experiment]) -> dict[str, int]:
     found = {}
     for variant, experiment in experiments.items():
         model, positions = experiment.config.model, experiment.task.length + 1
-        if model.get("pooling") != "cls":
+        if model.get("pooling") != "cls" or experiment.attention is None:
             continue
         reach = pictures.reach(experiment.attention, positions, model.num_layers, model.num_heads)
         if reach is not None and reach < positions - 1:

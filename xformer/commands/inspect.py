@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xformer import cost, tasks
+from xformer import cost, critical_path, tasks
 from xformer.commands import cli, memory_by_mesh, pictures
 from xformer.config import override, read
 from xformer.config_help import experiment_help
@@ -73,7 +73,7 @@ def command(argv: Sequence[str]) -> None:
             raise ConfigError(f"--mesh: got {what}, takes a divisor of train.batch_size, which is {size}")
     sizes, source = data_sizes(experiment, args.data_dir)
     batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing(experiment, args.data_dir))
-    print(f"{experiment.name}: {experiment.attention}")
+    print(f"{experiment.name}: {experiment.attention or 'no attention'}")
     print(f"batch {experiment.train.batch_size} x {sizes['max_len']} tokens, computing in {experiment.train.dtype}")
     print(f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes ({source})")
     if sizes.assumed:
@@ -86,7 +86,7 @@ def command(argv: Sequence[str]) -> None:
         rows.append(scanned(experiment, rows, forward, state.params))
     print(table(rows))
     print()
-    print(totals(experiment, sizes, forward, training, state))
+    print(totals(experiment, sizes, forward, training, state, sequential_products(experiment, sizes, batch)))
     if meshes:
         print()
         print(memory_by_mesh.table(state, meshes))
@@ -210,8 +210,12 @@ def totals(
     forward: cost.Cost,
     training: cost.Cost,
     state: steps.TrainState,
+    chain: int,
 ) -> str:
-    """Parameters and FLOPs of the whole model, of a token, of a training step and of the whole training."""
+    """Parameters and FLOPs of the whole model, of a token, of a training step and of the whole training.
+
+    chain: matrix products of a forward pass that must wait for one another.
+    """
     num_steps, places = experiment.train.num_steps, experiment.train.batch_size * sizes["max_len"]
     whole = training.scale(num_steps)
     return "\n".join(
@@ -221,6 +225,7 @@ def totals(
             f"FLOPs of a training step   {flops(training.flops, training.uncounted)}",
             f"FLOPs of a token           {forward.flops // places:,} forward, {training.flops // places:,} in training",
             f"FLOPs of {num_steps:,} steps".ljust(27) + flops(whole.flops, whole.uncounted),
+            f"sequential products        {chain:,} in a forward pass: each needs the result of the one before",
         ]
     )
 
@@ -247,6 +252,12 @@ def training_cost(
     return forward, cost.count(step, state, dict(batch), seed), state
 
 
+def sequential_products(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]) -> int:
+    """Matrix products of a forward pass that must wait for one another, of abstract arrays."""
+    graphdef, params, rest = steps.split(nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0))))
+    return critical_path.sequential_products(steps.eval_step(graphdef, experiment.task), (params, rest), dict(batch))
+
+
 def flops(number: int, uncounted: Sequence[str] = ()) -> str:
     """A FLOP count, and what it leaves out."""
     return f"{number:,}" + (f" + uncounted: {', '.join(uncounted)}" if uncounted else "")
@@ -254,6 +265,10 @@ def flops(number: int, uncounted: Sequence[str] = ()) -> str:
 
 def draw_pattern(experiment: Experiment, length: int, out: Path) -> str:
     """Writes the picture of which keys each query considers; the line that says what was done."""
+    if experiment.attention is None:
+        raise ConfigError(
+            f"--out: model {experiment.config.model.name} has no attention, so there is no pattern to draw"
+        )
     positions = min(length, MAX_PICTURE)
     name, num_heads = experiment.config.attention.name, experiment.model_args.get("num_heads", 1)
     image = patterns.picture({name: pictures.pattern(experiment.attention, positions, num_heads)}, style.LIGHT)

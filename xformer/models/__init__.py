@@ -8,6 +8,7 @@ are `attention`, `dtype`, `param_dtype`, `rngs` and the keys of a config's `mode
 from flax import nnx
 
 from xformer.lookup import Table
+from xformer.models.bilstm import BiLSTM
 from xformer.models.classifier import EncoderClassifier
 from xformer.models.decoder import Decoder
 from xformer.models.encoder import Encoder, EncoderOptions
@@ -22,6 +23,7 @@ MODELS: Table[type[nnx.Module]] = Table(
         "token_classifier": TokenClassifier,
         "masked_lm": MaskedLanguageModel,
         "decoder": Decoder,
+        "bilstm": BiLSTM,
     },
     kind=nnx.Module,
 )
@@ -29,6 +31,7 @@ MODELS: Table[type[nnx.Module]] = Table(
 
 __all__ = [
     "MODELS",
+    "BiLSTM",
     "Decoder",
     "Encoder",
     "EncoderClassifier",

@@ -10,11 +10,15 @@ from xformer.nn.feed_forward import Activation, FeedForward
 from xformer.nn.logits import Logits
 from xformer.nn.multi_head import MultiHeadAttention
 from xformer.nn.norm import LayerNorm, NormType, RMSNorm
-from xformer.nn.pooling import at_places, masked_mean
+from xformer.nn.pooling import AttentionPooling, at_places, masked_mean
+from xformer.nn.recurrent import LSTM, BidirectionalLSTM
 
 __all__ = [
+    "LSTM",
     "Activation",
     "AttentionFn",
+    "AttentionPooling",
+    "BidirectionalLSTM",
     "Cache",
     "Constant",
     "EncoderBlock",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from flax.typing import Dtype
 
 Array = jax.Array
 
@@ -22,3 +26,29 @@ def at_places(x: Array, places: Array | None) -> Array:
     places: int `[batch, places]`, from 0.
     """
     return x if places is None else jnp.take_along_axis(x, places[..., None], axis=1)
+
+
+class AttentionPooling(nnx.Module):
+    """A mean of the real tokens, weighted by a trained query: Yang et al. 2016, equations 5 to 7.
+
+    Args:
+      width: features of a token.
+      param_dtype: of the parameters. rngs: stream `params` draws them.
+    """
+
+    def __init__(self, width: int, *, param_dtype: Dtype = jnp.float32, rngs: nnx.Rngs):
+        dense: dict[str, Any] = {"dtype": jnp.float32, "param_dtype": param_dtype, "rngs": rngs}
+        self.hidden = nnx.Linear(width, width, **dense)
+        self.query = nnx.Linear(width, 1, use_bias=False, **dense)
+
+    def weights(self, x: Array, mask: Array | None) -> Array:
+        """What each token counts, float32 `[batch, length]`: sums to 1 over real tokens, all 0 where there is none."""
+        scores_BxT = self.query(jnp.tanh(self.hidden(x)))[..., 0]
+        if mask is None:
+            return jax.nn.softmax(scores_BxT)
+        scores_BxT = jnp.where(mask > 0, scores_BxT, jnp.finfo(jnp.float32).min)
+        return jnp.where(mask > 0, jax.nn.softmax(scores_BxT), 0)
+
+    def __call__(self, x: Array, mask: Array | None) -> Array:
+        """`[batch, length, width]` to float32 `[batch, width]`."""
+        return jnp.einsum("bt,btw->bw", self.weights(x, mask), x.astype(jnp.float32))
