@@ -40,6 +40,7 @@ COMPARISONS = (
     "compare_linux_docs",
     "compare_listops",
     "compare_lra",
+    "scaling",
 )
 
 
@@ -93,8 +94,8 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
         comparisons.load_comparison(f"{CONFIGS}/compare_lra.py", ["train.num_steps=10"])
 
 
-# That of chorales compares positions: tests/test_tasks_chorales.py.
-OF_ATTENTION = [name for name in COMPARISONS if name != "compare_chorales"]
+# That of chorales compares positions (tests/test_tasks_chorales.py), scaling compares sizes (tests/test_scaling.py).
+OF_ATTENTION = [name for name in COMPARISONS if name not in ("compare_chorales", "scaling")]
 
 
 @pytest.mark.parametrize("name", [f"{name}.py" + ":pathx" * (name == "compare_lra") for name in OF_ATTENTION])

@@ -48,7 +48,7 @@ TINY_BENCH = ["--lengths=16", "--heads=1", "--head_dim=4", "--block_size=8", "--
 TINY_REPORT = ["seeds=(0,)", "report.cost_lengths=(32,)", "report.measure_up_to=0"]
 # Many hosts, clusters, accounts, data that takes minutes to prepare, comparisons of whole size: configs are checked.
 CHECKED_ONLY = re.compile(
-    r"srun|--coordinator|--launcher|wandb|imdb|=masked_lm|runs/(plays|kernel|chorales)|--config=(configs/)?compare_|=lra/"
+    r"srun|--coordinator|--launcher|wandb|imdb|=masked_lm|runs/(plays|kernel|chorales|scaling)|--config=(configs/)?compare_|=lra/"
 )
 
 

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "xformer.live_memory": set(),
     "xformer.train": {"xformer.cost", "xformer.difference", "xformer.extras", "xformer.layer_terms"},
     "xformer.report": {"xformer.extras", "xformer.tuning", "xformer.budget"},
+    "xformer.scaling": {"xformer.report", "xformer.extras"},
     "xformer.arguments": set(),
     "xformer.schema": {"xformer.checks", "xformer.arguments"},
     "xformer.extras": set(),

@@ -18,6 +18,7 @@ COMMANDS = {
     "chorales": "how a trained model goes on with Bach's chorales, as MIDI and as pictures",
     "data": "what data there is, making it, and what it is like",
     "inspect": "shapes, parameters, FLOPs and attention pattern of an experiment; trains nothing",
+    "scaling": "laws of loss by size, data and compute, fitted to the runs of comparisons",
     "variants": "what every attention variant can do, what it costs, and which pairs it sees",
     "bench": "time and memory of attention against length",
     "check-device": "checks and times the attention kernels on this machine's GPU or TPU, and keeps what it finds",
