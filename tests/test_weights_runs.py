@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from tiny_tokenizer import WORDS, tokenizer_json
 
 import xformer
-from xformer import experiment, weights
+from xformer import experiment, pretrained, weights
 from xformer.schema import ConfigError
 from xformer.tasks import vocab
 from xformer.train import WarmStartError, warm_start
@@ -178,6 +178,19 @@ def test_a_longer_run_with_another_attention_and_scanned_layers(source, texts, t
             layer = getattr(layer, part)
         kernel = jnp.asarray(layer.kernel[...]).reshape(24, 24).T
         np.testing.assert_allclose(kernel, there["roberta.encoder.layer.1.attention.self.query.weight"], atol=1e-6)
+
+
+def test_stacked_blocks_of_alternating_ops_take_the_arrays_of_their_own_layers(source, texts):
+    config = config_of(source, texts)
+    ops = [{"name": "window", "left": 4, "right": 4}, {"name": "full"}]
+    config["attention"], config["model"]["scan_layers"] = {"name": "layers", "layers": ops}, True
+    built = experiment.build(config)
+    there = load_file(source / "model.safetensors")
+    found = pretrained.source(str(source), experiment.as_json(built.config), built.task.sizes(), 1)
+    for layer in range(2):
+        kernel = found.arrays[f"blocks/{layer}/attention/query/kernel"]
+        expected = there[f"roberta.encoder.layer.{layer}.attention.self.query.weight"]
+        np.testing.assert_array_equal(kernel, expected.T.reshape(1, 24, 3, 8))
 
 
 def test_tables_keep_the_rows_before_the_first_position():

@@ -17,12 +17,13 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer import attention, parts, pretrained, schema, sections, tasks
-from xformer.models import MODELS
+from xformer.models import MODELS, Encoder
 from xformer.schema import ConfigError
 from xformer.train import Engine, TrainConfig, Trainer, by_path, optimizers
 from xformer.train.parallel import make_layout
 from xformer.train.settings import check_batch_size, selection
 from xformer.train.sums import reduce
+from xformer.tree_paths import Blocks
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MAX_TOKENS = 2**31  # of a batch: more can't be numbered by the int32 indices that JAX uses
@@ -116,7 +117,7 @@ class Experiment:
             model_fn=model_fn,
             data=data,
             task=self.judged,
-            **_optimizer(self.config, train.num_steps),
+            **_optimizer(self.config, train.num_steps, self.attention),
             train=train,
             workdir=Path(workdir),
             seed=self.seed,
@@ -194,7 +195,7 @@ def build(config: Mapping | ConfigDict) -> Experiment:
         task=task,
         judged=judged,
         train=sections.construct("train", checked, lambda: TrainConfig(**checked["train"])),
-        **_optimizer(checked, checked["train"]["num_steps"]),
+        **_optimizer(checked, checked["train"]["num_steps"], op),
         model=model,
         model_args=model_args,
         config=as_config(checked),
@@ -251,9 +252,13 @@ def check_cuts(experiment: Experiment, mesh: Mapping[str, int], where: str = "tr
             raise ConfigError(f"{where}{axis}: got {mesh[axis]}, takes a divisor of {key}, which is {size}")
 
 
-def _optimizer(config: Mapping[str, Any] | ConfigDict, num_steps: int) -> dict[str, Any]:
+def _optimizer(config: Mapping[str, Any] | ConfigDict, num_steps: int, op: attention.Attention) -> dict[str, Any]:
     config = config.to_dict() if isinstance(config, ConfigDict) else config
-    build_optimizer = lambda: optimizers.build(**config["optimizer"], num_steps=num_steps)
+    model, blocks = config["model"], None
+    if issubclass(MODELS[model["name"]], Encoder):
+        period, shared = len(attention.entries(op)), model["share_attention_params"]
+        blocks = Blocks(model["num_layers"], period, scanned=model["scan_layers"], shared=shared)
+    build_optimizer = lambda: optimizers.build(**config["optimizer"], num_steps=num_steps, blocks=blocks)
     optimizer, schedule = sections.construct("optimizer", config, build_optimizer)
     return {"optimizer": optimizer, "schedule": schedule}
 

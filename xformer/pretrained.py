@@ -16,7 +16,7 @@ from xformer import weights
 from xformer.attention import build
 from xformer.schema import ConfigError
 from xformer.train import WarmStartError, warm_start
-from xformer.tree_paths import path_name
+from xformer.tree_paths import BLOCKS, Blocks, path_name
 from xformer.weights.folder import CONFIG, Folder
 from xformer.weights.layout import Shape
 from xformer.weights.loading import describe
@@ -82,14 +82,15 @@ def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any], pad_i
         tensors = Tensors(folder, family, there)
     except weights.WeightsError as error:
         raise WarmStartError(f"init_from: {error}") from error
-    make = lambda: there.make(nnx.Rngs(0))
-    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(nnx.eval_shape(make), nnx.Param))
+    model: Any = nnx.eval_shape(lambda: there.make(nnx.Rngs(0)))
+    blocks = Blocks(model.num_layers, model.period, model.scan_layers, model.share_attention_params)
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
     shapes = {path_name(at): leaf.shape for at, leaf in leaves}
     offset = there.options.get("position_offset", 0)
     as_there = config["task"].get("vocab") == "tokenizer"
     if not as_there:
         logger.warning("init_from: task.vocab is not 'tokenizer', so ids may mean other tokens than in %s", folder.path)
-    arrays = _Arrays(tensors, shapes, pad_id if as_there else 0, sizes.get("vocab_size") if as_there else None)
+    arrays = _Arrays(tensors, shapes, blocks, pad_id if as_there else 0, sizes.get("vocab_size") if as_there else None)
     return warm_start.Source(folder.path.absolute(), _digest(folder), offset, arrays)
 
 
@@ -107,25 +108,23 @@ def check_meaning(folder: Folder, there: Mapping[str, Any], here: Mapping[str, A
 class _Arrays(Mapping[str, np.ndarray]):
     """The arrays of a folder by the paths of our model, each read when it is asked for."""
 
-    def __init__(self, tensors: Tensors, shapes: Mapping[str, Shape], pad_id: int, num_ids: int | None):
-        self._tensors, self._pad_id, self._num_ids = tensors, pad_id, num_ids
-        self._shapes = {path: shape for path, shape in shapes.items() if self._names(path, shape)}
+    def __init__(self, tensors: Tensors, shapes: Mapping[str, Shape], blocks: Blocks, pad_id: int, num_ids: int | None):
+        self._tensors, self._blocks, self._pad_id, self._num_ids = tensors, blocks, pad_id, num_ids
+        self._shapes = {path: shape for path, shape in shapes.items() if self._names(path)}
 
-    def _names(self, path: str, shape: Shape) -> list[str]:
+    def _names(self, path: str) -> list[str]:
         """The paths that an array is made of: its own, or one for each layer where blocks are stacked."""
-        if path in self._tensors.entries:
-            return [path]
-        first, _, rest = path.partition("/")
-        if first != "blocks" or not shape:
-            return []
-        names = [f"blocks/{layer}/{rest}" for layer in range(shape[0])]
+        names = [path]
+        if path.startswith(f"{BLOCKS}/") and self._blocks.scanned:
+            layers, rest = self._blocks.layers(path)
+            names = [f"{BLOCKS}/{layer}/{rest}" for layer in layers]
         return names if all(name in self._tensors.entries for name in names) else []
 
     def __getitem__(self, path: str) -> np.ndarray:
         shape = self._shapes[path]
-        names = self._names(path, shape)
+        names = self._names(path)
         try:
-            if names == [path]:
+            if not (self._blocks.scanned and path.startswith(f"{BLOCKS}/")):
                 x = self._tensors.read(path, shape)
                 return swapped(x, self._pad_id)[: self._num_ids] if path in BY_ID else x
             return np.stack([self._tensors.read(layer, shape[1:]) for layer in names])

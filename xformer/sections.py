@@ -21,7 +21,7 @@ NO_ATTENTION = "none"  # the name of the attention of a model that has none
 ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
 MODEL_ELSEWHERE = ("attention", "dtype", "param_dtype", "rngs", "name")  # and the sizes that the data gives
 CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
-    "optimizer": (optimizers.build, ("num_steps",)),
+    "optimizer": (optimizers.build, ("num_steps", "blocks")),
     "train": (TrainConfig, ()),
 }
 # The keys of the optimizer section that an optimizer from outside leaves to us.

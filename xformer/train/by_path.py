@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from xformer.checks import ArgumentError, did_you_mean
-from xformer.tree_paths import path_name
+from xformer.tree_paths import BLOCKS, Blocks, path_name
 
 EMBEDDINGS = r"(embed|positions|token_types|embedding_norm|cls|mask_vector)(/|$)"
-BLOCKS = "blocks"
 
 
 def frozen(params: Any, patterns: Sequence[str]) -> Any:
@@ -40,33 +39,49 @@ def frozen(params: Any, patterns: Sequence[str]) -> Any:
     return held
 
 
-def factors(params: Any, decay: float) -> Any:
+def factors(params: Any, decay: float, blocks: Blocks | None = None) -> Any:
     """What the learning rate of each parameter is multiplied by (Howard and Ruder 2018, section 3.2).
 
     1 for heads, `decay` for the last block, its square for the block before, and so on down to the embeddings. Of
-    stacked blocks an array `[layers, 1, ...]`.
+    stacked blocks an array `[layers, 1, ...]`; what layers share moves as the last of them does.
+
+    Args:
+      params: a tree of parameters.
+      decay: of one layer.
+      blocks: how the layers lie in the tree; None: in a list, or stacked with one op for all, as the tree shows.
     """
-    named = [(path_name(path).split("/"), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
-    in_blocks = [(names, leaf) for names, leaf in named if names[0] == BLOCKS]
-    if not in_blocks:
+    named = [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+    inside = [(name, leaf) for name, leaf in named if name.startswith(f"{BLOCKS}/")]
+    if not inside:
         return jax.tree.map(lambda _: 1.0, params)
-    stacked = not all(names[1].isdigit() for names, _ in in_blocks)
-    depth = in_blocks[0][1].shape[0] if stacked else 1 + max(int(names[1]) for names, _ in in_blocks)
+    lie = blocks or _seen(inside)
 
     def factor(path: tuple, leaf: Any) -> Any:
         name = path_name(path)
-        if name.startswith(f"{BLOCKS}/"):
-            if stacked:
-                power = jnp.arange(depth, 0, -1, dtype=jnp.float32)
-                return (decay**power).reshape(depth, *[1] * (leaf.ndim - 1))
-            return decay ** (depth - int(name.split("/")[1]))
-        return decay ** (depth + 1) if re.match(EMBEDDINGS, name) else 1.0
+        if not name.startswith(f"{BLOCKS}/"):
+            return decay ** (lie.num_layers + 1) if re.match(EMBEDDINGS, name) else 1.0
+        layers, _ = lie.layers(name)
+        if not lie.scanned or lie.is_shared(name):
+            return decay ** (lie.num_layers - layers[-1])
+        power = lie.num_layers - jnp.array(layers, jnp.float32)
+        return (decay**power).reshape(len(layers), *[1] * (leaf.ndim - 1))
 
     return jax.tree_util.tree_map_with_path(factor, params)
 
 
+def _seen(inside: Sequence[tuple[str, Any]]) -> Blocks:
+    """How blocks lie, as far as paths and shapes tell."""
+    places = [name.split("/")[1] for name, _ in inside]
+    if all(place.isdigit() for place in places):
+        return Blocks(1 + max(map(int, places)))
+    return Blocks(inside[0][1].shape[0], scanned=True)
+
+
 def wrap(
-    optimizer: optax.GradientTransformation, freeze: Sequence[str], layer_decay: float | None
+    optimizer: optax.GradientTransformation,
+    freeze: Sequence[str],
+    layer_decay: float | None,
+    blocks: Blocks | None = None,
 ) -> optax.GradientTransformation:
     """The optimizer with frozen parameters left as they are, and the updates of layers scaled.
 
@@ -89,7 +104,7 @@ def wrap(
         updates, state = optimizer.update(hold(updates), state, params)
         if layer_decay is not None:
             updates = jax.tree.map(
-                lambda x, factor: (x * factor).astype(x.dtype), updates, factors(updates, layer_decay)
+                lambda x, factor: (x * factor).astype(x.dtype), updates, factors(updates, layer_decay, blocks)
             )
         return hold(updates), state
 

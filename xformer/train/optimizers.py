@@ -14,6 +14,7 @@ import optax
 
 from xformer.lookup import Table, is_dotted
 from xformer.train import by_path
+from xformer.tree_paths import Blocks
 
 Schedule = Callable[[Any], jax.Array]
 
@@ -34,6 +35,7 @@ def build(
     freeze: tuple[str, ...] = (),
     *,
     num_steps: int,
+    blocks: Blocks | None = None,
     **own: Any,
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer and its schedule.
@@ -56,6 +58,7 @@ def build(
       freeze: parameters that don't move: patterns of their paths, such as "embed" or "blocks/[0-5]/", each a regular
         expression that the beginning of a path matches.
       num_steps: length of the whole run in steps.
+      blocks: how the layers of the model lie in its parameters, for `layer_decay`; None: see `by_path.factors`.
       own: the other arguments of a function from outside.
 
     Returns:
@@ -95,7 +98,7 @@ def build(
     if clip_norm is not None:
         optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
     if layer_decay is not None or freeze:
-        optimizer = by_path.wrap(optimizer, tuple(freeze), layer_decay)
+        optimizer = by_path.wrap(optimizer, tuple(freeze), layer_decay, blocks)
     return optimizer, rate
 
 
