@@ -204,6 +204,25 @@ def test_remarks_of_an_op_are_one_warning(caplog, monkeypatch):
     assert caplog.text.count("attention: full attention at 128 positions") == 1
 
 
+def test_a_config_that_was_trained_is_built_without_remarks(caplog):
+    """A run that is loaded, or asked whether it can go on, is not told again what its training did not do."""
+    config = experiment.as_json(load("demo.py:bigbird"))
+    config["optimizer"]["warmup_steps"] = 99_987
+    experiment.build(config, quiet=True)
+    assert "99987" not in caplog.text
+    experiment.build(config)
+    assert "optimizer.warmup_steps: 99987 is above train.num_steps" in caplog.text
+
+
+def test_a_scaling_that_slows_nothing_down_is_said(caplog):
+    position = ("attention.position.name=rotary", "attention.position.scaling=linear")
+    load("demo.py:bigbird", *position, "attention.position.trained_len=512")
+    assert caplog.text.count("a factor of 1 slows nothing down, as scaling='none': 128 positions, trained_len 512") == 1
+    caplog.clear()
+    load("demo.py:bigbird", *position, "attention.position.trained_len=64")
+    assert "slows nothing down" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [

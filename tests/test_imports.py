@@ -23,8 +23,9 @@ MAY_IMPORT = {
     "xformer.music": {"xformer.extras"},
     "xformer.generate": set(),  # models come in as arguments
     "xformer.models": {"xformer.nn", "xformer.attention", "xformer.layer_terms"},
-    "xformer.weights": {"xformer.models", "xformer.attention", "xformer.extras"},
-    "xformer.tasks": {"xformer.extras"},
+    "xformer.tokenizer_files": {"xformer.extras"},
+    "xformer.weights": {"xformer.models", "xformer.attention", "xformer.extras", "xformer.tokenizer_files"},
+    "xformer.tasks": {"xformer.extras", "xformer.tokenizer_files"},
     "xformer.cost": {"xformer.attention"},
     "xformer.critical_path": {"xformer.cost"},
     "xformer.difference": set(),

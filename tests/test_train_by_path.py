@@ -71,7 +71,7 @@ def test_layers_below_move_less(scan):
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_layers_of_alternating_ops_and_shared_parameters_move_as_their_own_layer(scan):
-    """Four layers of two ops: block k of two stacked ones holds layers k and k + 2; what they share moves as the last."""
+    """Of two stacked blocks number k holds layers k and k + 2; what they share moves as the last of them."""
     ops = Layers((Linformer(rank=2, max_len=5), Full()))
     model = MODELS["classifier"](
         11, 3, 5, attention=ops, rngs=nnx.Rngs(0), **SIZES | {"num_layers": 4}, scan_layers=scan,

@@ -74,7 +74,7 @@ def test_a_folder_has_its_tokenizer(source, tmp_path):
     folder = weights.save(found, tmp_path / "out")
     assert (folder / "tokenizer.json").read_text() == (source / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(weights.WeightsError, match=r"tokenizer.json can't be read"):
+    with pytest.raises(weights.WeightsError, match=r"its tokenizer can't be read: "):
         _ = weights.load(folder).tokenizer
 
 
@@ -108,6 +108,18 @@ def test_a_run_starts_from_the_folder_and_predicts_as_it_does(source, finished):
         ours = run.preprocess([text])
         ids = np.array([theirs.encode(text).ids], np.int32)
         np.testing.assert_allclose(run.model(**ours), found.model(ids), atol=1e-5)
+
+
+def test_a_run_is_read_without_the_folder_of_its_tokenizer(finished, tmp_path):
+    """What it was made from may have moved; the run's own vocabulary.json holds the whole tokenizer."""
+    moved = shutil.copytree(finished, tmp_path / "run")
+    config = json.loads((moved / "config.json").read_text())
+    config["task"]["tokenizer"] = str(tmp_path / "gone")
+    (moved / "config.json").write_text(json.dumps(config))
+    run, before = xformer.load(moved), xformer.load(finished)
+    np.testing.assert_array_equal(run.preprocess(["w1 w2"])["inputs"], before.preprocess(["w1 w2"])["inputs"])
+    np.testing.assert_array_equal(*(x.predict(["w1 w2"]).probabilities for x in (run, before)))
+    assert run.config.task.tokenizer == str(tmp_path / "gone")
 
 
 def test_a_run_becomes_a_folder_that_it_can_start_from(source, finished, tmp_path):

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,17 +161,18 @@ def as_json(config: Mapping | ConfigDict) -> dict[str, Any]:
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """A run's `config.json` with the defaults of keys that are newer; as it is where it can't be built any more."""
     try:
-        return as_json(build(config).config)
+        return as_json(build(config, quiet=True).config)
     except ConfigError:
         return dict(config)
 
 
-def build(config: Mapping | ConfigDict) -> Experiment:
+def build(config: Mapping | ConfigDict, *, quiet: bool = False) -> Experiment:
     """Checks a config, fills in its defaults and builds the experiment; nothing is computed.
 
     What the attention section leaves unset is chosen by `for_length` of its classes; where `train.init_from` is a
     Hugging Face folder, a model section without `width` is that folder's. The model is traced once for
-    configs that differ by name and seed only.
+    configs that differ by name and seed only. What a training run would not expect is a warning, once; `quiet` ones
+    are of runs that have been trained.
 
     Raises:
       ConfigError: one line that names the key, what it got and what it takes.
@@ -202,9 +203,12 @@ def build(config: Mapping | ConfigDict) -> Experiment:
     )
     parts.make_callbacks(checked["train"])  # those of a run are made by its trainer
     parts.make_trackers(checked["train"])
+    if not quiet:
+        for remark in _remarks(experiment, num_positions):
+            _warn(remark)
     content = (_as_text(checked), *sections.owners(checked))
     if content not in _CHECKED:
-        _check_together(experiment, num_positions)
+        _check_together(experiment)
         if len(_CHECKED) >= MAX_CHECKED:
             _CHECKED.pop(next(iter(_CHECKED)))
         _CHECKED[content] = None
@@ -263,24 +267,29 @@ def _optimizer(config: Mapping[str, Any] | ConfigDict, num_steps: int, op: atten
     return {"optimizer": optimizer, "schedule": schedule}
 
 
-def _check_together(experiment: Experiment, num_positions: int) -> None:
-    """Checks what no section can know alone, by tracing the model on abstract arrays."""
-    config = experiment.config.to_dict()
-    warmup_steps, num_steps = config["optimizer"]["warmup_steps"], config["train"]["num_steps"]
+def _remarks(experiment: Experiment, num_positions: int) -> Iterator[str]:
+    """What hyperparameters do where it is not what their names promise."""
+    warmup_steps, num_steps = experiment.config.optimizer.warmup_steps, experiment.config.train.num_steps
     if warmup_steps > num_steps:
-        _warn(
+        yield (
             f"optimizer.warmup_steps: {warmup_steps} is above train.num_steps {num_steps}, "
             "so the learning rate never reaches its peak"
         )
+    terms = (getattr(op, "position", None) for op in attention.entries(experiment.attention))
+    for part in (experiment.attention, *terms):
+        for remark in getattr(part, "remarks", lambda _: ())(num_positions):
+            yield f"attention: {remark}"
+
+
+def _check_together(experiment: Experiment) -> None:
+    """Checks what no section can know alone, by tracing the model on abstract arrays."""
+    config = experiment.config.to_dict()
     for key in ("batch_size", "eval_batch_size"):
         rows, most = config["train"][key], MAX_TOKENS // experiment.task.length
         if rows is not None and rows > most:
             raise ConfigError(
                 f"train.{key}: got {rows}, takes at most {most} examples of {experiment.task.length} tokens"
             )
-    # Remarks of an op: what it computes where a hyperparameter has not the effect that its name promises.
-    for remark in getattr(experiment.attention, "remarks", lambda _: ())(num_positions):
-        _warn(f"attention: {remark}")
     outputs = sections.construct("model", config, lambda: trace(experiment))
     try:
         jax.eval_shape(experiment.task.metrics, outputs, experiment.task.example_batch(1))

@@ -17,7 +17,7 @@ from xformer import experiment, tasks
 from xformer.checks import check_integer
 from xformer.generate import generate, pieces, stream
 from xformer.tasks import predictions
-from xformer.tasks.dataset import Text
+from xformer.tasks.dataset import VOCABULARY, Text
 from xformer.train import DataChanged, WorkdirMismatch, data_record, restoring
 from xformer.train import workdir as folders
 
@@ -229,12 +229,22 @@ def load(workdir: str | Path, which: str = "best") -> Loaded:
     config = folders.read_object(path) or {}
     if "variants" in config:
         raise FileNotFoundError(f"{workdir} holds a comparison; load one of its runs, {workdir / 'runs'}/VARIANT-SEED")
-    built = experiment.build(config)
     preprocess = _preprocessing(workdir)
+    built = experiment.build(_with_own_tokenizer(config, workdir), quiet=True)
+    if (named := config.get("task", {}).get("tokenizer")) is not None:
+        built.config.task.tokenizer = named
     make = built.model_fn(**built.task.sizes(preprocess))
     model = nnx.eval_shape(lambda: make(nnx.Rngs(0)))  # no arrays yet: all come from the checkpoint
     step = restoring.restore_model(workdir, model, which)
     return Loaded(model, preprocess, list(preprocess.class_names), step, built.config, built.task.family)
+
+
+def _with_own_tokenizer(config: Mapping[str, Any], workdir: Path) -> Mapping[str, Any]:
+    """The config with the tokenizer that the run stored: the files that it was made from may have moved since."""
+    task = config.get("task")
+    if not isinstance(task, Mapping) or task.get("tokenizer") is None:
+        return config
+    return {**config, "task": {**task, "tokenizer": str(workdir / VOCABULARY)}}
 
 
 def _preprocessing(workdir: Path) -> tasks.Preprocessing:

@@ -25,6 +25,10 @@ class Position:
         """
         return cls(**overrides)
 
+    def remarks(self, num_positions: int) -> tuple[str, ...]:
+        """As `Attention.remarks`: what is computed where it is not what the fields seem to say."""
+        return ()
+
     @property
     def num_embeddings(self) -> int:
         """Distances that have an embedding each, which queries meet in a product."""

@@ -66,6 +66,12 @@ class Rotary(Position):
         if self.scaling == "yarn" and self.trained_len is None:
             raise ValueError("Rotary.trained_len must be given with scaling='yarn', got None")
 
+    def remarks(self, num_positions: int) -> tuple[str, ...]:
+        if self.scaling == "none" or self.factor != 1:
+            return ()
+        trained = "" if self.trained_len is None else f": {num_positions} positions, trained_len {self.trained_len}"
+        return (f"{self}: a factor of 1 slows nothing down, as scaling='none'{trained}",)
+
     def rotate(self, x: Array, positions: Array) -> Array:
         head_dim = x.shape[-1]
         if head_dim % 2:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FILE = "preprocessing.json"
-_VOCABULARY = "vocabulary.json"
+VOCABULARY = "vocabulary.json"
 
 
 Text = str | tuple[str, str]
@@ -113,7 +113,7 @@ class Preprocessing:
         """Writes the vocabulary and the rest into a run's directory, with the model's `sizes` for readers."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        self.vocabulary.save(directory / _VOCABULARY)
+        self.vocabulary.save(directory / VOCABULARY)
         rest = {"max_len": self.max_len, "class_names": self.class_names, **self._unusual}
         rest |= {"sizes": sizes} if sizes is not None else {}
         (directory / _FILE).write_text(json.dumps(rest) + "\n", encoding="utf-8")
@@ -133,7 +133,7 @@ def load_preprocessing(directory: str | Path) -> Preprocessing:
         max_len, class_names = rest["max_len"], rest["class_names"]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({' '.join(str(error).split()) or type(error).__name__})") from error
-    path = path.with_name(_VOCABULARY)
+    path = path.with_name(VOCABULARY)
     try:
         vocabulary = vocab.load(path)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, get_args
 
 import numpy as np
 
+from xformer import tokenizer_files
 from xformer.tasks import bag_of_words, checks, chunks, store
 from xformer.tasks import vocab as vocabularies
 from xformer.tasks.classification import Classification
@@ -65,8 +66,9 @@ class TextTask(Task):
     `model.chunk_len` then makes a classifier read the text in chunks.
 
     vocab: "bytes" (256 of them), "subword" (byte-level BPE of `vocab_size` tokens, 8,192 by default, learnt from the
-    training split only) or "tokenizer": that of `tokenizer`, a `tokenizer.json` or the folder of one, whose ids,
-    special tokens and truncation are used.
+    training split only) or "tokenizer": that of `tokenizer`, a `tokenizer.json`, a folder with one or with
+    other files of a tokenizer, or the `vocabulary.json` of a run (`xformer.tokenizer_files`); its ids, special tokens
+    and truncation are used.
     """
 
     name: ClassVar[str]
@@ -108,12 +110,10 @@ class TextTask(Task):
 
     def _tokenizer(self) -> vocabularies.Tokenizer:
         """The tokenizer of the file. Raises ValueError where it can't be read."""
-        path = Path(str(self.tokenizer)).expanduser()
-        path = path / "tokenizer.json" if path.is_dir() else path
         try:
-            return vocabularies.Tokenizer(path.read_text(encoding="utf-8"), self.max_len)
+            return vocabularies.Tokenizer(tokenizer_files.read(str(self.tokenizer)), self.max_len)
         except (OSError, UnicodeError, ValueError) as error:
-            raise ValueError(f"{self.name}: tokenizer: {path}: {' '.join(str(error).split())}") from error
+            raise ValueError(f"{self.name}: tokenizer: {self.tokenizer}: {' '.join(str(error).split())}") from error
 
     @property
     def known_classes(self) -> list[str] | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xformer import extras
+from xformer import extras, tokenizer_files
 
 tokenizers = extras.Lazy("tokenizers")  # optional, and slow to import
 
@@ -261,11 +261,6 @@ def _valid(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
 
 
-# What a tokenizer.json says of padding; the id alone matters here.
-_PADDING = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_type_id": 0,
-            "pad_token": "[PAD]"}  # fmt: skip
-
-
 def from_json(data: dict[str, Any]) -> Vocabulary:
     """The vocabulary of a `to_json`. Raises ValueError for a kind that doesn't exist."""
     match data.get("kind"):
@@ -278,8 +273,7 @@ def from_json(data: dict[str, Any]) -> Vocabulary:
         case "subword":
             return Subword(json.dumps(data["tokenizer"]))
         case "tokenizer":
-            stored = data["tokenizer"] | {"padding": {**_PADDING, "pad_id": data["pad_id"]}}
-            return Tokenizer(json.dumps(stored))
+            return Tokenizer(json.dumps(tokenizer_files.with_padding(data["tokenizer"], data["pad_id"])))
     raise ValueError(
         f"a stored vocabulary has kind {data.get('kind')!r}; allowed: bytes, symbols, pixels, subword, tokenizer"
     )

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from flax.typing import Dtype
 
-from xformer import extras
+from xformer import extras, tokenizer_files
 from xformer.attention import build
 from xformer.tree_paths import path_name
 from xformer.weights import families, position_tables
@@ -58,20 +58,25 @@ class Pretrained:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The folder's `tokenizer.json` as a `tokenizers.Tokenizer`; None where it has none.
+        """The folder's tokenizer as a `tokenizers.Tokenizer`; None where it has none.
+
+        `tokenizer.json`, `vocab.txt`, or `vocab.json` with `merges.txt` is read.
 
         Raises:
           WeightsError: the file can't be read.
           MissingExtra: `tokenizers` is not installed.
         """
-        file = self.folder / "tokenizer.json"
-        if not file.is_file():
+        if not tokenizer_files.exists(self.folder):
             return None
-        make = tokenizers.Tokenizer.from_file
+        make = tokenizers.Tokenizer.from_str
         try:
-            return make(str(file))
+            return make(tokenizer_files.read(self.folder))
+        except extras.MissingExtra:
+            raise
         except Exception as error:  # the library raises no class of its own
-            raise WeightsError(f"{file} can't be read: {' '.join(str(error).split())[:200]}") from error
+            raise WeightsError(
+                f"{self.folder}: its tokenizer can't be read: {' '.join(str(error).split())[:300]}"
+            ) from error
 
 
 def load(
