@@ -47,7 +47,7 @@ MAY_IMPORT = {
         "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.sections",
         "xformer.parts", "xformer.pretrained",
     },
-    "xformer.pretrained": {"xformer.attention", "xformer.schema", "xformer.train", "xformer.weights"},
+    "xformer.pretrained": {"xformer.schema", "xformer.tokenizer_files", "xformer.train", "xformer.weights"},
     "xformer.config_help": {
         "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections", "xformer.tasks",
     },

@@ -227,6 +227,7 @@ def test_a_head_for_other_classes_keeps_the_rest(tmp_path):
         ({"options": {"norm": "pre"}}, "model.norm is 'pre', there 'post'"),
         ({"options": {"activation": "swiglu"}}, "hidden_act"),
         ({"options": {"pooling": "mean"}}, "model.pooling is 'mean', there 'first'"),
+        ({"options": {"num_token_types": 0}}, "type_vocab_size must be an integer of at least 1, got 0"),
         ({"options": {"norm_type": "rms"}}, "model.norm_type is 'rms', there 'layer'"),
     ],
 )

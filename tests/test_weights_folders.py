@@ -79,6 +79,7 @@ def test_a_pickle_is_never_read(folder):
         ({"hidden_act": "mish"}, "hidden_act must be gelu or gelu_new"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob must be a number of at least 0 and below 1"),
         ({"layer_norm_eps": "small"}, "layer_norm_eps must be a number"),
+        ({"type_vocab_size": 0}, "type_vocab_size must be an integer of at least 1, got 0"),
         ({"is_decoder": True}, "is_decoder must be False only"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type must be 'absolute' only"),
         ({"intermediate_size": 38}, "output.dense.weight must have shape [24, 38], got [24, 37]"),
@@ -113,6 +114,11 @@ def test_configs(folder, content, expected):
 )
 def test_arguments(folder, kwargs, expected):
     assert expected in message(folder, **kwargs)
+
+
+def test_another_op_for_a_longformer_is_refused_in_one_line():
+    text = message(FIXTURES / "longformer_masked_lm", attention={"name": "windw"})
+    assert text.startswith("attention") and "did you mean window?" in text
 
 
 def test_folders_that_are_none(tmp_path, folder):

@@ -17,6 +17,7 @@ from xformer import experiment, pretrained, weights
 from xformer.schema import ConfigError
 from xformer.tasks import vocab
 from xformer.train import WarmStartError, warm_start
+from xformer.weights import folder as folders
 
 FIXTURES = Path(__file__).parent / "fixtures" / "weights"
 
@@ -164,6 +165,10 @@ def test_a_model_section_without_sizes_is_the_folders(source, texts):
     assert (short.model, short.attention, short.task) == (whole.model, whole.attention, whole.task)
     config["attention"] = {"name": "longformer", "window": 8}
     assert experiment.build(config).config.model.global_projections
+    config["attention"] = {"name": "longformer", "window": 7}
+    with pytest.raises(ConfigError, match=r"^attention.window: .*even"):
+        experiment.build(config)
+    config["attention"] = {"name": "full"}
     config["train"]["init_from"] = "hf:nowhere"
     with pytest.raises(ConfigError, match=r"train.init_from: nowhere: there is no such folder"):
         experiment.build(config)
@@ -203,6 +208,41 @@ def test_stacked_blocks_of_alternating_ops_take_the_arrays_of_their_own_layers(s
         kernel = found.arrays[f"blocks/{layer}/attention/query/kernel"]
         expected = there[f"roberta.encoder.layer.{layer}.attention.self.query.weight"]
         np.testing.assert_array_equal(kernel, expected.T.reshape(1, 24, 3, 8))
+
+
+def test_another_tokenizer_than_the_folders_is_said(source, texts, tmp_path, caplog):
+    config = config_of(source, texts)
+    built = experiment.build(config)
+    given = built.task.sizes(), 1
+    pretrained.source(str(source), experiment.as_json(built.config), *given)
+    assert "tokens" not in caplog.text
+    other = json.loads(tokenizer_json())
+    vocabulary = other["model"]["vocab"]
+    vocabulary["w3"], vocabulary["w4"] = vocabulary["w4"], vocabulary["w3"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(other))
+    config["task"]["tokenizer"] = str(tmp_path)
+    pretrained.source(str(source), experiment.as_json(experiment.build(config).config), *given)
+    assert f"that of task.tokenizer {tmp_path}: of 2 ids it has other tokens" in caplog.text
+
+
+def test_heads_that_compute_something_else_are_refused():
+    config = {"name": "masked_lm", **weights.sections(FIXTURES / "roberta_masked_lm")["model"]}
+    folder = folders.Folder(FIXTURES / "roberta_masked_lm")
+    pretrained.check_meaning(folder, config, config)
+    for key, value in (("head_activation", "relu"), ("head_epsilon", 0.1)):
+        with pytest.raises(WarmStartError, match=f"model.{key} is {value!r}, there"):
+            pretrained.check_meaning(folder, config, config | {key: value})
+    there = weights.sections(FIXTURES / "gpt2")["model"]
+    for key, value in (("embedding_norm", True), ("position_offset", 2)):
+        with pytest.raises(WarmStartError, match=f"model.{key} is {value!r}, there"):
+            pretrained.check_meaning(folder, there, there | {key: value})
+
+
+def test_masked_texts_take_no_tokenizer_from_outside(source, texts):
+    config = config_of(source, texts)
+    config["task"] = {"name": "masked_lm", "source": config["task"]}
+    with pytest.raises(ConfigError, match=r"^task.source.vocab: .*vocab must be 'bytes' or 'subword', got 'tokenizer'"):
+        experiment.build(config)
 
 
 def test_tables_keep_the_rows_before_the_first_position():

@@ -6,17 +6,18 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from xformer import weights
-from xformer.attention import build
+from xformer import tokenizer_files, weights
 from xformer.schema import ConfigError
 from xformer.train import WarmStartError, warm_start
 from xformer.tree_paths import BLOCKS, Blocks, path_name
+from xformer.weights.family import has_global_tokens
 from xformer.weights.folder import CONFIG, Folder
 from xformer.weights.layout import Shape
 from xformer.weights.loading import describe
@@ -28,7 +29,7 @@ PREFIX = "hf:"
 # Keys of the `model` section that decide what the arrays mean, whatever their shapes.
 MEANING = (
     "norm", "norm_type", "norm_epsilon", "activation", "num_heads", "position_embedding", "position_offset",
-    "scale_embeddings", "embedding_norm",
+    "scale_embeddings", "embedding_norm", "head_activation", "head_epsilon",
 )  # fmt: skip
 OWN = ("scan_layers", "global_projections", "share_attention_params", "remat")
 
@@ -48,10 +49,12 @@ def fill(config: dict[str, Any]) -> dict[str, Any]:
     folder = path.removeprefix(PREFIX)
     try:
         there = weights.sections(folder, model["name"])
-        op = build({key: value for key, value in config["attention"].items() if key != "position"})
     except weights.WeightsError as error:
         raise ConfigError(f"train.init_from: {error}") from error
-    own = {"global_projections": op.GLOBAL_TOKENS}
+    try:
+        own = {"global_projections": has_global_tokens(config["attention"])}
+    except (ValueError, NotImplementedError):
+        own = {}  # said when the op is built, with the key that is wrong
     task, attention = config["task"], config["attention"]
     if task.get("vocab") == "tokenizer" and task.get("tokenizer") is None:
         task = {**task, "tokenizer": folder}
@@ -76,7 +79,7 @@ def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any], pad_i
     try:
         folder = Folder(path.removeprefix(PREFIX))
         family, there = describe(folder, name, trunk=True)
-        check_meaning(folder, there.options, given)
+        check_meaning(folder, there.options if there.model == name else _trunk(there.options), given)
         kept = {key: given[key] for key in OWN if key in given}
         there = dataclasses.replace(there, attention=config["attention"], options={**there.options, **kept})
         tensors = Tensors(folder, family, there)
@@ -90,8 +93,17 @@ def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any], pad_i
     as_there = config["task"].get("vocab") == "tokenizer"
     if not as_there:
         logger.warning("init_from: task.vocab is not 'tokenizer', so ids may mean other tokens than in %s", folder.path)
+    elif others := _other_tokens(folder.path, config["task"]["tokenizer"]):
+        logger.warning(
+            "init_from: the tokenizer of %s is not that of task.tokenizer %s: of %d ids it has other tokens",
+            folder.path, config["task"]["tokenizer"], others,
+        )  # fmt: skip
     arrays = _Arrays(tensors, shapes, blocks, pad_id if as_there else 0, sizes.get("vocab_size") if as_there else None)
     return warm_start.Source(folder.path.absolute(), _digest(folder), offset, arrays)
+
+
+def _trunk(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if not key.startswith("head_")}
 
 
 def check_meaning(folder: Folder, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -136,6 +148,17 @@ class _Arrays(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+
+def _other_tokens(folder: Path, tokenizer: str) -> int:
+    """How many ids are another token for a folder's own tokenizer than for the run's; 0 where it has none."""
+    if not tokenizer_files.exists(folder):
+        return 0
+    try:
+        own, used = tokenizer_files.tokens(folder), tokenizer_files.tokens(tokenizer)
+    except (OSError, ValueError):
+        return 0  # the run has read its own by now, and the folder's is not asked for
+    return sum(own.get(index) != used.get(index) for index in own.keys() | used.keys())
 
 
 def _digest(folder: Folder) -> str:

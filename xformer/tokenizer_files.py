@@ -59,6 +59,17 @@ def read(path: str | Path) -> str:
     return _padded(made, _tokens(settings, {}).get("pad"))
 
 
+def tokens(path: str | Path) -> dict[int, str]:
+    """The token of each id. Raises OSError and ValueError as `read`."""
+    try:
+        found = tokenizers.Tokenizer.from_str(read(path)).get_vocab(with_added_tokens=True)
+    except Exception as error:
+        if isinstance(error, OSError | ValueError | extras.MissingExtra):
+            raise
+        raise ValueError(f"{path}: no tokenizer: {' '.join(str(error).split())[:200]}") from error
+    return {index: token for token, index in found.items()}
+
+
 def with_padding(content: Mapping[str, Any], pad_id: int, token: str = "[PAD]") -> dict[str, Any]:
     """The content of a `tokenizer.json` that says which id pads."""
     padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_type_id": 0}

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xformer.checks import ArgumentError
 from xformer.tasks import baseline, checks, pipeline
 from xformer.tasks.dataset import Preprocessing, TaskData
 from xformer.tasks.family import Family
@@ -43,7 +44,7 @@ class MaskedLM(Task):
     source: the task whose texts these are; its labels are not read. Of pairs of texts each is an example. In a config a
     section like that of the task: `{"name": "masked_lm", "source": {"name": "imdb", "max_len": 512}}`.
 
-    Raises ValueError for what is no task, or a share out of range.
+    Raises ValueError for what is no task, texts read by a tokenizer from outside, or a share out of range.
     """
 
     name: ClassVar[str] = "masked_lm"
@@ -54,6 +55,12 @@ class MaskedLM(Task):
     def __post_init__(self) -> None:
         if not isinstance(self.source, Task) or isinstance(self.source, MaskedLM):
             raise ValueError(f"{self.name}: source must be a task with texts of its own, got {self.source!r}")
+        if getattr(self.source, "vocab", None) == "tokenizer":
+            raise ArgumentError(
+                "source.vocab",
+                f"{self.name}: source.vocab must be 'bytes' or 'subword', got 'tokenizer': how many characters its "
+                "tokens stand for is not known",
+            )
         checks.shares(self.name, mask_share=self.mask_share)
 
     @classmethod

@@ -34,7 +34,7 @@ def read_encoder(
         "activation": activation,
         "position_embedding": "learned",
         "position_offset": position_offset,
-        "num_token_types": keys.integer("type_vocab_size", 2, at_least=0),
+        "num_token_types": keys.integer("type_vocab_size", 2),
         "scale_embeddings": False,
         "embedding_norm": True,
     }
@@ -94,10 +94,9 @@ def encoder_entries(architecture: Architecture, prefix: str) -> list[Entry]:
     entries = [
         Entry("embed/table", (f"{embeddings}.word_embeddings.weight",)),
         Entry("positions/table", (f"{embeddings}.position_embeddings.weight",)),
+        Entry("token_types/table", (f"{embeddings}.token_type_embeddings.weight",)),
         *norm("embedding_norm", f"{embeddings}.LayerNorm"),
     ]
-    if architecture.options.get("num_token_types"):
-        entries.append(Entry("token_types/table", (f"{embeddings}.token_type_embeddings.weight",)))
     for index in range(architecture.options["num_layers"]):
         ours, layer = f"blocks/{index}", f"{prefix}encoder.layer.{index}"
         for name in ("query", "key", "value"):

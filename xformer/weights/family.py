@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Dtype
 
-from xformer.attention import Attention, build
+from xformer.attention import Attention, build, entries
 from xformer.models import MODELS
 from xformer.weights.errors import WeightsError
 from xformer.weights.keys import Keys
@@ -77,7 +77,7 @@ class Family:
       prefix: how the names of the trunk's tensors begin; files of a trunk alone leave it out.
       models: which of our models there are.
       read: a config and one of `models` -> the architecture.
-      entries: an architecture and the model type -> every array that a folder has.
+      entries: an architecture -> every array that a folder has.
       write: an architecture -> what a `config.json` says of it; `read` of that gives the same architecture.
       ignored: patterns of the names of tensors that are constants there.
     """
@@ -104,6 +104,14 @@ def linear(ours: str, theirs: str, layout: Layout = LINEAR, *, older: str | None
 def norm(ours: str, theirs: str) -> list[Entry]:
     """A layer norm: its scale and bias."""
     return [Entry(f"{ours}/scale", (f"{theirs}.weight",)), Entry(f"{ours}/bias", (f"{theirs}.bias",))]
+
+
+def has_global_tokens(section: Mapping[str, Any]) -> bool:
+    """Whether the op of an attention section tells global tokens apart; of a stack, whether all do.
+
+    Raises ValueError and NotImplementedError as `xformer.attention.build` does.
+    """
+    return all(op.GLOBAL_TOKENS for op in entries(build(section)))
 
 
 def num_labels(keys: Keys) -> int:

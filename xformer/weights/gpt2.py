@@ -41,7 +41,9 @@ def read(keys: Keys, model: str) -> Architecture:
             "norm_epsilon": keys.number("layer_norm_epsilon", 1e-5),
             "activation": keys.choice("activation_function", ACTIVATIONS, "gelu_new"),
             "position_embedding": "learned",
+            "position_offset": 0,
             "scale_embeddings": False,
+            "embedding_norm": False,
             "tie_embeddings": keys.flag("tie_word_embeddings", True),
         },
     )

@@ -16,12 +16,11 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer import extras, tokenizer_files
-from xformer.attention import build
 from xformer.tree_paths import path_name
 from xformer.weights import families, position_tables
 from xformer.weights.big_bird import AS_RELEASED
 from xformer.weights.errors import WeightsError
-from xformer.weights.family import Architecture, Family
+from xformer.weights.family import Architecture, Family, has_global_tokens
 from xformer.weights.folder import CONFIG, Folder
 from xformer.weights.keys import Keys
 from xformer.weights.layout import Shape
@@ -127,8 +126,11 @@ def load(
     changes["num_classes"] = num_classes
     changed = {key: value for key, value in changes.items() if value is not None}
     own = dict(architecture.options)
-    if attention is not None and own.get("global_projections") and not build(attention).GLOBAL_TOKENS:
-        own["global_projections"] = False  # other ops have no global tokens
+    if attention is not None and own.get("global_projections"):
+        try:
+            own["global_projections"] = has_global_tokens(attention)  # other ops have none to project
+        except (ValueError, NotImplementedError) as error:
+            raise WeightsError(f"attention: {error}") from error
     changed["options"] = {**own, **(options or {})}
     position_tables.check_extension(positions)
     architecture = dataclasses.replace(architecture, **changed)

@@ -25,7 +25,6 @@ class Tensors:
 
     Attributes:
       entries: our path -> where it comes from, for every array that the folder has.
-      lacking: paths that such a folder has and this one lacks: those of a head.
 
     Raises:
       WeightsError: an array of the trunk is missing.
@@ -34,15 +33,12 @@ class Tensors:
     def __init__(self, folder: Folder, family: Family, architecture: Architecture):
         self.folder = folder
         self.entries: dict[str, tuple[Entry, str]] = {}
-        self.lacking: list[str] = []
         for entry in family.entries(architecture):
             found = next((name for name in _names(entry, family.prefix) if name in folder.tensors), None)
             if found is not None:
                 self.entries[entry.ours] = (entry, found)
             elif re.match(TRUNK, entry.ours):
                 raise WeightsError(f"{folder.path}: {entry.theirs[0]} is missing, which its config.json asks for")
-            else:
-                self.lacking.append(entry.ours)
         copies = {copy for entry, _ in self.entries.values() for copy in entry.copies}
         self._known = {name for _, name in self.entries.values()} | copies
         self._ignored = re.compile("|".join((r"(^|\.)(position|token_type)_ids$", *family.ignored)))
