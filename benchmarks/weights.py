@@ -31,6 +31,7 @@ from flax import nnx
 
 from xformer import weights
 from xformer.bench import machine
+from xformer.bench import memory as process_memory
 from xformer.weights.families import BY_TYPE
 from xformer.weights.loading import path_name
 from xformer.weights.saving import _tensors
@@ -240,12 +241,10 @@ def memory() -> dict[str, Any]:
 def load_once(folder: str) -> None:
     """Loads a folder and prints the growth of peak memory."""
     jnp.zeros(1).block_until_ready()
-    # Not `resource.ru_maxrss`, which begins with that of the process that started this one.
-    peak = lambda: 1024 * int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
-    before = peak()
+    before = process_memory.peak()
     found = weights.load(folder)
     jax.block_until_ready(nnx.state(found.model))
-    print(json.dumps({"peak_growth_bytes": peak() - before}))
+    print(json.dumps({"peak_growth_bytes": process_memory.peak() - before}))
 
 
 def main() -> None:

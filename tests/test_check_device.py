@@ -108,7 +108,8 @@ def test_right_kernels_pass(quick, capsys, own_folder):
     assert ran(["--interpret"]) == 0
     out, err = said(capsys)
     assert "pallas: passed every check" in out and "splash: passed every check" in out
-    assert err.count("): error") + err.count(": error ") == 3  # progress: a line for each check
+    checked = [line for line in err.splitlines() if ": error " in line]  # progress: a line for each check
+    assert len(checked) == sum(map(len, QUICK.values())) == 3
     (path,) = own_folder.glob("*.json")
     assert json.loads(path.read_text())["device"]["jax"] == jax.__version__
     assert not list(own_folder.glob("*.tmp"))
@@ -131,6 +132,28 @@ def test_without_an_accelerator_there_is_nothing_to_time(capsys, own_folder):
     assert ran([]) == 0
     out, _ = said(capsys)
     assert "xla" in out and "--interpret" in out and not own_folder.exists()
+
+
+def test_an_older_card_is_not_checked_with_what_it_cannot_run(quick, monkeypatch, capsys, own_folder):
+    """Before compute capability 8.0 JAX has no cuDNN attention: that is no kernel that failed."""
+    monkeypatch.setitem(QUICK, "pallas", QUICK["pallas"][:1])
+    with aimed_at(Device("gpu", "Tesla V100-SXM2-16GB", "cuda 12090", (7, 0))):
+        assert ran(["--check_only"]) == 0
+    out, err = said(capsys)
+    assert "cudnn is not checked: cuDNN's flash attention needs compute capability 8.0, this has 7.0" in err
+    assert "pallas: passed every check" in out and "cudnn" not in out
+
+
+def test_a_table_elsewhere_is_not_said_to_be_read(quick, monkeypatch, capsys, own_folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with aimed_at(CARD):
+        monkeypatch.setattr(choice, "unusable", lambda device: {"pallas": ""})
+        assert ran(["--check_only", f"--out={elsewhere}"]) == 0
+    (path,) = elsewhere.iterdir()
+    last = said(capsys)[0].splitlines()[-1]
+    assert last == f"Written to {path}; implementation=None reads it where {tables.VARIABLE} names that folder."
+    assert not own_folder.exists()
 
 
 def test_flags_are_checked(capsys):

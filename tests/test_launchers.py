@@ -11,6 +11,7 @@ import pytest
 import tiny_comparison
 
 from xformer import comparison as comparisons
+from xformer.bench import memory
 from xformer.commands import cli, compare, comparison_plan, launched, memory_plan
 from xformer.commands.launchers import local
 from xformer.commands.worker import CHANGED, INTERRUPTED, LOST, describe
@@ -134,8 +135,8 @@ class Fake:
 
     threads = None
 
-    def __init__(self, outcomes, tries=3, most=9):
-        self.outcomes, self.tries, self.most = outcomes, tries, most
+    def __init__(self, outcomes, tries=3, most=9, killed=()):
+        self.outcomes, self.tries, self.most, self.killed = outcomes, tries, most, killed
         self.started, self.going, self.stopped = [], [], []
 
     def plan(self, runs, data_dir):
@@ -149,12 +150,14 @@ class Fake:
         return run
 
     def poll(self, handle):
+        if handle in self.stopped:
+            return {"outcome": LOST if handle.folder.name in self.killed else INTERRUPTED, "message": ""}
         self.going.remove(handle)
         outcome = self.outcomes.get(handle.folder.name, ["finished"]).pop(0)
         if isinstance(outcome, BaseException):
             self.going.append(handle)
             raise outcome
-        return {"outcome": outcome, "message": f"{outcome}!", "result": None}
+        return {"outcome": outcome, "message": f"{outcome}!"}
 
     def stop(self, handles):
         self.stopped += handles
@@ -192,6 +195,9 @@ def test_a_signal_or_changed_data_stops_what_is_going_on(train):
     launcher = Fake({"window-0": [KeyboardInterrupt()]})
     with pytest.raises(Interrupted, match="those that were going on are saved; the same command goes on"):
         train(launcher)
+    launcher = Fake({"window-0": [KeyboardInterrupt()]}, killed=("full-1",))
+    with pytest.raises(Interrupted, match="full, seed 1 did not save in time and would go on from their last checkp"):
+        train(launcher)
     assert [run.folder.name for run in launcher.stopped] == ["window-0", "full-1", "window-1"]
     launcher = Fake({"full-0": [CHANGED]})
     with pytest.raises(DataChanged, match="changed!"):
@@ -228,7 +234,7 @@ def test_no_more_run_at_once_than_memory_and_cores_allow(room, at_once, train, t
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, those: cores.append(those))
     monkeypatch.setattr(local.subprocess, "Popen", Process)
     monkeypatch.setattr(memory_plan, "of_run", lambda run, data_dir: 20)
-    monkeypatch.setattr(memory_plan, "of_process", lambda: 40)
+    monkeypatch.setattr(memory, "peak", lambda: 40)
     monkeypatch.setattr(memory_plan, "available", lambda: room / 0.9)
     launcher = local.Local(2, tmp_path / "jobs")
     loaded = comparisons.load_comparison(str(tmp_path / "config.py"))
@@ -248,6 +254,15 @@ def test_no_more_run_at_once_than_memory_and_cores_allow(room, at_once, train, t
         assert launcher.start(runs[3], jobs[3]) is None
 
 
+def test_what_this_process_has_taken_begins_with_itself():
+    """A small process that a large one starts counts its own memory: `ru_maxrss` would begin with the parent's."""
+    ballast = bytearray(300 * 2**20)
+    ballast[:: 2**12] = b"x" * len(ballast[:: 2**12])
+    code = "from xformer.bench import memory; print(memory.peak())"
+    child = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert 2**22 < child < memory.peak() - 200 * 2**20
+
+
 def test_estimates_of_memory_are_above_the_compiler_s(tmp_path):
     loaded = comparisons.load_comparison(str(tiny_comparison.write(tmp_path / "config.py")))
     run = comparison_plan.plan({"": loaded}, tmp_path / "work")[0]
@@ -257,7 +272,7 @@ def test_estimates_of_memory_are_above_the_compiler_s(tmp_path):
     planned, estimated = engine.train_step.peak_bytes, memory_plan.of_run(run, str(tmp_path / "data"))
     assert planned <= estimated <= 3 * planned
     free = memory_plan.available()
-    assert free is not None and 0 < free < 2**50 and memory_plan.of_process() > 2**25
+    assert free is not None and 0 < free < 2**50 and memory.peak() > 2**25
 
 
 # Flags.
@@ -291,7 +306,13 @@ def test_wrong_flags_are_one_line(given, message, tmp_path, capsys):
 def test_what_submitit_refuses_is_one_line(tmp_path, capsys):
     path = tiny_comparison.write(tmp_path / "config.py")
     flags = [f"--config={path}", f"--workdir={tmp_path / 'work'}", "--launcher=slurm"]
-    for more, message in (("cluster=local,slurm_partitoin=a", "slurm_partitoin"), ("nodes=2", "takes 1")):
+    for more, message in (
+        ("cluster=local,slurm_partitoin=a", "got slurm_partitoin='a', takes timeout_min, mem_gb"),
+        ("cluster=local,slurm_partitoin=a", "did you mean slurm_partition?"),
+        ("cluster=local,timeout=5", "got timeout=5, takes timeout_min"),
+        ("cluster=local,cpus_per_task=a", "got cpus_per_task='a', takes cpus_per_task of type int"),
+        ("nodes=2", "takes 1"),
+    ):
         assert cli.exit_code(compare.command, [*flags, f"--resources=timeout_min=5,{more}"]) == cli.WRONG_ARGUMENTS
         err = capsys.readouterr().err
         assert len(err.splitlines()) == 1 and message in err

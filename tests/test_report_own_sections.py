@@ -69,6 +69,8 @@ def test_a_section_of_a_user_s_module_stands_in_the_report(tmp_path):
     assert "## Which seed was best & why" in text and "![Which seed was best & why](own-0.png)" in text
     assert "| variant | best seed |" in text and (work / "own-0.png").read_bytes().startswith(own_sections.PNG)
     assert text.index("Which seed") < text.index("## Runs")
+    report.write(work, sections=[])
+    assert not list(work.glob("own-*.png"))  # a picture of a section that is gone
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,17 @@ def test_what_a_tracker_raises_is_one_line_that_names_it(tmp_path):
         with_trackers(tmp_path / "run", Broken()).fit()
 
 
+def test_every_tracker_is_closed_whatever_one_of_them_raises(tmp_path):
+    class Broken(Tracker):
+        def close(self):
+            raise OSError("disk full")
+
+    first, last = Notes(), Notes()
+    with pytest.raises(CallbackFailed, match="tracker 'Broken': close raised OSError: disk full"):
+        with_trackers(tmp_path / "run", first, Broken(), last).fit()
+    assert first.said[-1] == last.said[-1] == ("close", None)
+
+
 def records(path):
     """The payloads of a TFRecord file: length (8 bytes), its checksum (4), the payload, its checksum (4)."""
     data, at = path.read_bytes(), 0

@@ -154,7 +154,8 @@ class Loaded:
     ) -> Iterator[list[str]]:
         """What `generate` gives, as it comes: after each token what it adds to every text, "" to one that has ended.
 
-        All texts are one batch. The step is compiled once, as that of `generate` is. Bytes that are no UTF-8 yet are
+        All texts are one batch: where tokens are drawn, texts after the first `batch_size` of `generate` are continued
+        otherwise than there. The step is compiled once, as that of `generate` is. Bytes that are no UTF-8 yet are
         held back until they are.
 
         Args:

@@ -35,6 +35,14 @@ def extra_memory(call: Call) -> float:
         return math.nan
 
 
+def peak() -> int:
+    """Bytes of main memory that this process has taken at most since it began. Raises OSError off Linux.
+
+    Not `resource.ru_maxrss`, which begins with that of the process that started this one.
+    """
+    return int(_status("VmHWM"))
+
+
 def _high_water(call: Call) -> float:
     gc.collect()
     time.sleep(0.1)  # JAX frees in the background

@@ -29,9 +29,7 @@ def command(argv: Sequence[str]) -> None:
     parser = cli.Parser(__doc__ or "")
     parser.add_argument("--interpret", action="store_true", help="tiny checks in Pallas's interpreter, on a CPU")
     parser.add_argument("--check_only", action="store_true", help="time nothing")
-    parser.add_argument(
-        "--seconds", default="600", help="for the times; the checks come before and take a minute or two"
-    )
+    parser.add_argument("--seconds", default="600", help="for the times; the checks come before")
     parser.add_argument("--out", help="folder of the table (default: where implementation=None looks)")
     args, overrides = parser.parse(argv)
     if overrides:
@@ -39,7 +37,13 @@ def command(argv: Sequence[str]) -> None:
     seconds = _seconds(args.seconds)
     folder = tables.own_folder() if args.out is None else parser.folder("--out", args.out)
     device = present()
-    kernels = INTERPRETED if args.interpret else tuple(choice.candidates(device, None))
+    unusable = {} if args.interpret else choice.unusable(device)
+    kernels = INTERPRETED if args.interpret else tuple(name for name, why in unusable.items() if not why)
+    for name, why in unusable.items():
+        if why:
+            cli.say(
+                f"{device.kind}: {name} is not checked: {why}, this has {'.'.join(map(str, device.capability or ()))}"
+            )
     if args.interpret and device.platform != "cpu":
         raise ConfigError(f"--interpret: for CPUs; this is a {device.kind}, whose kernels are checked without it")
     if not kernels:
@@ -67,14 +71,16 @@ def command(argv: Sequence[str]) -> None:
     except KeyboardInterrupt:
         raise cli.CommandFailed(f"interrupted; what was written until then, if anything, is in {path}") from None
     tables.find.cache_clear()
-    print("\n".join(report(device, table, kernels, path)))
+    read = folder.absolute() == tables.own_folder().absolute()
+    print("\n".join(report(device, table, kernels, path, read=read)))
     if table.failed:
         names = ", ".join(table.failed)
-        raise cli.CommandFailed(f"{names} failed the check and will not be chosen on this device; see {path}")
+        chosen = " and will not be chosen on this device" if read else ""
+        raise cli.CommandFailed(f"{names} failed the check{chosen}; see {path}")
 
 
-def report(device: Device, table: Table, kernels: Sequence[str], path: Path) -> list[str]:
-    """What was found, in lines to read and to paste into an issue."""
+def report(device: Device, table: Table, kernels: Sequence[str], path: Path, *, read: bool = True) -> list[str]:
+    """What was found, in lines to read and to paste into an issue. `read`: whether calls look for it there."""
     lines = ["", "--- xformer check-device, to paste into an issue ---"]
     lines += [f"{name}: {value}" for name, value in table.device.items() if value]
     for name in kernels:
@@ -88,6 +94,8 @@ def report(device: Device, table: Table, kernels: Sequence[str], path: Path) -> 
     lines.append("---")
     if device.platform == "cpu":
         return [*lines, f"Written to {path}; on a CPU calls without a named implementation run xla all the same."]
+    if not read:
+        return [*lines, f"Written to {path}; implementation=None reads it where {tables.VARIABLE} names that folder."]
     why = "the fastest in the case most like a call" if table.timings else "checked kernels first, no times"
     return [*lines, f"Written to {path}; implementation=None takes from it {why}."]
 

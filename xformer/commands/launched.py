@@ -16,7 +16,7 @@ from xformer.commands.launchers.interface import Launcher
 from xformer.commands.launchers.local import Local
 from xformer.commands.launchers.on_ray import OnRay
 from xformer.commands.launchers.on_slurm import OnSlurm
-from xformer.commands.worker import CHANGED, describe
+from xformer.commands.worker import CHANGED, LOST, describe
 from xformer.schema import ConfigError, Text
 from xformer.train import DataChanged
 from xformer.train.progress import clock
@@ -145,9 +145,14 @@ def train(
             time.sleep(POLL)
     except KeyboardInterrupt as error:
         cli.say(f"asking {len(going)} {what(runs)} to save")
-        launcher.stop([handle for handle, _, _ in going])
-        going = []
-        raise interrupted(runs, "those that were going on are saved") from error
+        stopped, going = going, []
+        launcher.stop([handle for handle, _, _ in stopped])
+        outcomes = [(launcher.poll(handle), run) for handle, run, _ in stopped]
+        killed = [str(run) for outcome, run in outcomes if outcome is None or outcome["outcome"] == LOST]
+        saved = "those that were going on are saved"
+        if killed:
+            saved = f"{'; '.join(killed)} did not save in time and would go on from their last checkpoints"
+        raise interrupted(runs, saved) from error
     finally:
         if going:
             launcher.stop([handle for handle, _, _ in going])

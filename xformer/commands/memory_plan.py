@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,11 +49,6 @@ def of_config(config: ConfigDict, data_dir: str | None) -> int:
     scalar: Callable[[Any], Any] = lambda dtype: jax.ShapeDtypeStruct((), dtype)
     state = steps.TrainState(scalar(jnp.int32), params, rest, jax.eval_shape(experiment.optimizer.init, params))
     return int(COPIES * live_bytes(step, state, dict(batch), scalar(jnp.uint32)))
-
-
-def of_process() -> int:
-    """Bytes of main memory that this process has taken at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def available() -> int | None:

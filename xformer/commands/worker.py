@@ -79,7 +79,7 @@ def describe(
 
 
 def execute(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Does a job, given as the fields of `Job`: `outcome`, `message` and, where it has finished, its `result` row.
+    """Does a job, given as the fields of `Job`: `outcome` and `message`.
 
     The outcome is what `attempt` gives; INTERRUPTED where a signal stopped the run, which is saved; or CHANGED where
     the data is not what it has to be. What else goes wrong before the run begins is raised.
@@ -94,13 +94,13 @@ def execute(job: Mapping[str, Any]) -> dict[str, Any]:
         with compile_cache.kept(Path(own.workdir)):
             outcome = attempt(run, own.data_dir, own.fingerprints, {}, own.keep)
     except DataChanged as error:
-        return {"outcome": CHANGED, "message": str(error), "result": None}
+        return {"outcome": CHANGED, "message": str(error)}
     except Interrupted as error:
-        return {"outcome": INTERRUPTED, "message": str(error), "result": None}
+        return {"outcome": INTERRUPTED, "message": str(error)}
     except KeyboardInterrupt:
-        return {"outcome": INTERRUPTED, "message": "it was starting or ending", "result": None}
+        return {"outcome": INTERRUPTED, "message": "it was starting or ending"}
     failure = folders.read_json(run.folder / "failure.json") or {}
-    return {"outcome": outcome, "message": failure.get("error", ""), "result": run.result}
+    return {"outcome": outcome, "message": failure.get("error", "")}
 
 
 def command(argv: Sequence[str]) -> None:

@@ -188,7 +188,7 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
         "classes": classes.table(by_class) if by_class else None,
         "classes_note": classes.note(comparison, by_class) if by_class else "",
         "classes_more": classes.every_f1(by_class) if by_class else None,
-        "own": [_own(workdir, task, number, section) for number, section in enumerate(own)],
+        "own": _own(workdir, task, own),
         "runs": tables.runs(comparison),
         "differences": tables.differences(comparison),
         "differences_note": claims.differences_note(comparison),
@@ -196,13 +196,20 @@ def _part(workdir: Path, comparison: Comparison, measured: Measured, task: str =
     }
 
 
-def _own(workdir: Path, task: str, number: int, section: own_sections.Section) -> dict[str, Any]:
-    """What the page says of a section of the user's own; its picture is written."""
-    file, image = "", ""
-    if section.picture is not None:
-        file, image = f"{task}/own-{number}.png" if task else f"own-{number}.png", _data_url(section.picture)
-        _write(workdir / file, section.picture)
-    return {"title": section.title, "text": section.text, "table": section.table, "file": file, "image": image}
+def _own(workdir: Path, task: str, sections: Sequence[own_sections.Section]) -> list[dict[str, Any]]:
+    """What the page says of the sections of the user's own; their pictures are written, and earlier ones removed."""
+    found = []
+    for earlier in (workdir / task).glob("own-[0-9]*.png"):
+        earlier.unlink()
+    for number, section in enumerate(sections):
+        file, image = "", ""
+        if section.picture is not None:
+            file, image = f"{task}/own-{number}.png" if task else f"own-{number}.png", _data_url(section.picture)
+            _write(workdir / file, section.picture)
+        found.append(
+            {"title": section.title, "text": section.text, "table": section.table, "file": file, "image": image}
+        )
+    return found
 
 
 def _with_tuning(comparison: Comparison, found: dict[str, Any]) -> dict[str, Any]:

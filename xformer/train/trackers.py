@@ -6,6 +6,7 @@ TensorBoard's files are written wherever tensorboardX is installed. `train.track
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -189,7 +190,12 @@ class Trackers(Tracker):
         self._each("flush")
 
     def close(self) -> None:
-        self._each("close")
+        """Closes all, whatever one of them raises; the last error is raised when they are."""
+        with contextlib.ExitStack() as stack:
+            for name, own in reversed(self._started):
+                stack.callback(_call, name, own, "close")
+            if self._board is not None:
+                stack.callback(self._board.close)
 
     def _each(self, method: str, *args: Any) -> None:
         if self._board is not None:

@@ -65,19 +65,22 @@ def _parse(text: str) -> Rule:
     return Rule(forced[0] if forced else None, frozenset(word[1:] for word in words if word.startswith("-")))
 
 
+def unusable(device: Device) -> dict[str, str]:
+    """The kernels for devices of this platform, and why this one can't run them: "" for those that it can."""
+    if device.platform == "tpu":
+        return {"splash": ""}
+    if device.platform != "gpu" or device.capability is None:
+        return {}
+    old = device.capability < (8, 0)
+    return {"cudnn": "cuDNN's flash attention needs compute capability 8.0" if old else "", "pallas": ""}
+
+
 def candidates(device: Device, table: Table | None) -> dict[str, str]:
     """Kernels that a call on a device may get, and why each that it may not get is out: "" for those it may.
 
     What failed the check is out, whoever made it.
     """
-    known: dict[str, str] = {}
-    nvidia = device.platform == "gpu" and device.capability is not None
-    if nvidia:
-        old = device.capability < (8, 0)  # type: ignore[operator]
-        known["cudnn"] = "cuDNN's flash attention needs compute capability 8.0" if old else ""
-        known["pallas"] = ""
-    if device.platform == "tpu":
-        known["splash"] = ""
+    known = unusable(device)
     for name in known:
         if table is not None and name in table.failed:
             known[name] = f"it failed the check on this device: {table.failed[name]}"

@@ -37,9 +37,9 @@ class Launcher(Protocol):
 
 def lost(message: str) -> dict[str, Any]:
     """The outcome of a job whose worker is gone."""
-    return {"outcome": LOST, "message": " ".join(message.split()), "result": None}
+    return {"outcome": LOST, "message": " ".join(message.split())}
 
 
 def failed(message: str) -> dict[str, Any]:
     """The outcome of a job that could not begin."""
-    return {"outcome": "failed", "message": " ".join(message.split()), "result": None}
+    return {"outcome": "failed", "message": " ".join(message.split())}

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from xformer.bench import memory
 from xformer.commands import cli, memory_plan
 from xformer.commands.comparison_plan import Planned
 from xformer.commands.launchers.interface import SAVING, failed, lost
@@ -79,7 +80,7 @@ class Local:
 
     def plan(self, runs: Sequence[Planned], data_dir: str | None) -> None:
         steps = {key: memory_plan.of_run(run, data_dir) for run in runs if (key := _key(run)) not in self._needs}
-        base = memory_plan.of_process()
+        base = memory.peak()
         self._needs |= {key: base + step for key, step in steps.items()}
         free = memory_plan.available()
         self._room = math.inf if free is None else (1 - SPARE) * free
@@ -90,10 +91,10 @@ class Local:
     def start(self, run: Planned, job: Job, alone: bool = False) -> Worker | None:
         taken = {worker.slot for worker in self._running}
         slot = next((slot for slot in range(len(self.cores)) if slot not in taken), None)
-        memory = self._needs.get(_key(run), 0)
-        memory = max(memory, math.ceil(self._room)) if alone and self._room < math.inf else memory
+        needed = self._needs.get(_key(run), 0)
+        needed = max(needed, math.ceil(self._room)) if alone and self._room < math.inf else needed
         used = sum(worker.memory for worker in self._running)
-        if slot is None or (self._running and (alone or used + memory > self._room)):
+        if slot is None or (self._running and (alone or used + needed > self._room)):
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
         files = {kind: self._folder / f"{job.name}.{kind}" for kind in ("json", "outcome", "log")}
@@ -111,7 +112,7 @@ class Local:
             )
         with contextlib.suppress(ProcessLookupError):  # it has ended already
             os.sched_setaffinity(process.pid, cores)
-        worker = Worker(process, slot, memory, files["outcome"], files["log"])
+        worker = Worker(process, slot, needed, files["outcome"], files["log"])
         self._running.append(worker)
         return worker
 

@@ -72,7 +72,7 @@ class OnRay:
         try:
             return ray.get(handle)
         except ray.exceptions.TaskCancelledError:
-            return {"outcome": worker.INTERRUPTED, "message": "Ray cancelled it", "result": None}
+            return {"outcome": worker.INTERRUPTED, "message": "Ray cancelled it"}
         except ray.exceptions.RayTaskError as error:  # raised before the run began
             return failed(str(error.cause or error))
         except ray.exceptions.RayError as error:

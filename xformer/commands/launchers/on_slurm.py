@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from xformer import extras
+from xformer.checks import did_you_mean
 from xformer.commands import worker
 from xformer.commands.comparison_plan import Planned
 from xformer.commands.launchers.interface import SAVING, failed, lost
@@ -19,6 +21,7 @@ from xformer.schema import ConfigError
 submitit = extras.Lazy("submitit")
 CLUSTERS = ("slurm", "local")
 LOGGING = "SUBMITIT_LOG_LEVEL"
+SHARED = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "stderr_to_stdout")  # of every cluster
 ONE = ("nodes", "tasks_per_node")  # a run is one process
 
 
@@ -63,7 +66,7 @@ class OnSlurm:
             self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
             self._executor.update_parameters(**parameters)
         except (AssertionError, NameError, RuntimeError, ValueError, TypeError) as error:
-            raise ConfigError(f"--launcher: submitit refuses: {' '.join(str(error).split())}") from error
+            raise ConfigError(_refusal(parameters, " ".join(str(error).split()))) from error
         self.threads: int | None = parameters.get("cpus_per_task")
         self._most, self._running = most, list[Any]()
 
@@ -97,6 +100,19 @@ class OnSlurm:
         deadline = time.monotonic() + SAVING
         while not all(handle.done() for handle in handles) and time.monotonic() < deadline:
             time.sleep(0.5)
+
+
+def _refusal(parameters: Mapping[str, Any], message: str) -> str:
+    """What submitit refuses, in the words of the flag."""
+    if found := re.search(r"[Pp]arameter '(\w+)'", message):
+        given, near = found[1], did_you_mean(found[1], (*SHARED, "slurm_partition"))
+        return (
+            f"--resources: got {given}={parameters.get(given)!r}, takes {', '.join(SHARED)}, and SLURM's own as "
+            f"slurm_KEY, such as slurm_partition{near}"
+        )
+    if found := re.match(r"Parameter \"(\w+)\" expected type <class '(\w+)'>", message):
+        return f"--resources: got {found[1]}={parameters.get(found[1])!r}, takes {found[1]} of type {found[2]}"
+    return f"--launcher: submitit refuses: {message}"
 
 
 def _import_quietly() -> None:
