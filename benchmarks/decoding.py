@@ -7,7 +7,7 @@ A step gives the next, likeliest token of every row. Ours is the compiled loop o
 call of the model for each token with its `DynamicCache`, on one thread and on all cores, of which the faster counts.
 Contenders take turns, a few steps at a time that end at the stated context, after a prompt that is read untimed. Writes
 benchmarks/results/decoding.json, with the machine's load: where other work runs beside, the processor time of a step,
-of all threads together, says more than its seconds.
+of all threads together, says more than its seconds. With `--only` nothing is written but where `--out` says.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def main() -> int:
     )
     parser.add_argument("--only", action="append", choices=list(CASES), help="a row; may be given several times")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, help=f"the JSON; all rows go to {OUT.name} by default, some nowhere")
     options = parser.parse_args()
     found = contenders(options.only or list(CASES))
     before = os.getloadavg()
@@ -239,8 +239,9 @@ def main() -> int:
         "figures": figures,
         "machine": machine.describe(),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    if (out := options.out or (None if options.only else OUT)) is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
 

@@ -6,8 +6,8 @@
 
 For each case a small model with odd sizes is drawn by their library and saved by it; ours loads it, and logits and
 gradients of every tensor are compared; ours saves it, and theirs loads that. Then the memory of loading a model of
-some hundred megabytes is measured, in a process of its own (`--only=memory`). Writes benchmarks/results/weights.json,
-keeping the rows that are not measured anew.
+some hundred megabytes is measured, in a process of its own (`--only=memory`). Writes benchmarks/results/weights.json;
+with `--only` nothing but where `--out` says.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from xformer.weights.families import BY_TYPE
 from xformer.weights.loading import path_name
 from xformer.weights.saving import _tensors
 
+MEMORY = "memory"
 OUT = Path(__file__).parent / "results" / "weights.json"
 SIZES = {
     "vocab_size": 53,
@@ -235,7 +236,7 @@ def memory() -> dict[str, Any]:
         del model
         call = [sys.executable, "-m", "benchmarks.weights", f"--load={folder}"]
         done = subprocess.run(call, capture_output=True, text=True, check=True)
-    return {"name": "memory", "model_bytes": size, "largest_tensor_bytes": largest, **json.loads(done.stdout)}
+    return {"name": MEMORY, "model_bytes": size, "largest_tensor_bytes": largest, **json.loads(done.stdout)}
 
 
 def load_once(folder: str) -> None:
@@ -251,27 +252,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of cases, with commas")
     parser.add_argument("--fixtures", type=Path, help="a folder that gets the files of their library and its logits")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, help=f"the JSON; all rows go to {OUT.name} by default, some nowhere")
     parser.add_argument("--load", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.load:
         return load_once(arguments.load)
     logging.disable(logging.WARNING)
-    chosen = {name: case for name, case in CASES.items() if not arguments.only or name in arguments.only.split(",")}
+    wanted = arguments.only.split(",") if arguments.only else [*CASES, MEMORY]
+    if unknown := [name for name in wanted if name not in (*CASES, MEMORY)]:
+        parser.error(f"--only: got {', '.join(unknown)}, takes {', '.join([*CASES, MEMORY])}")
     rows = []
-    for name, case in chosen.items():
-        rows.append(compare(name, case, arguments.fixtures))
+    for name in (name for name in CASES if name in wanted):
+        rows.append(compare(name, CASES[name], arguments.fixtures))
         row = rows[-1]
         print(f"{name:26} logits {row['logits_difference']:.1e}  gradients {row['gradient_difference']:.1e}", end="  ")
         print(f"returned {row['returned_logits_difference']:.1e}", flush=True)
-    if not arguments.only or "memory" in arguments.only.split(","):
+    if MEMORY in wanted:
         rows.append(memory())
         print(rows[-1])
     versions = {name: __import__(name).__version__ for name in ("torch", "transformers", "safetensors")}
-    known = json.loads(arguments.out.read_text())["rows"] if arguments.out.is_file() else []
-    merged = {row["name"]: row for row in [*known, *rows]}
-    content = {"machine": machine.describe(), "versions": versions, "rows": list(merged.values())}
-    arguments.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    content = {"machine": machine.describe(), "versions": versions, "rows": rows}
+    if (out := arguments.out or (None if arguments.only else OUT)) is not None:
+        out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -314,7 +314,12 @@ def test_turns_of_decoding_end_at_one_context(monkeypatch):
     for name, size in {"WIDTH": 8, "HEADS": 2, "VOCAB": 11, "LAYERS": 1}.items():
         monkeypatch.setattr(decoding, name, size)
     monkeypatch.setattr(decoding, "CASES", {"some": decoding.Case(Window(left=4, right=0), 2, 24)})
+    ends, at_length = [], decoding.at_length
+    monkeypatch.setattr(
+        decoding, "at_length", lambda cache, seen: (ends.append(int(cache.length)), at_length(cache, seen))[1]
+    )
     figures = decoding.measure(decoding.contenders(["some"]), rounds=3)["some"]
+    assert ends == [16, 24, 24, 24], "after the prompt, and after each turn of eight steps but the last"
     assert figures["cache_bytes"] == 2 * 2 * 4 * 8 * 4 + 4  # keys and values of four tokens, and the length
     assert 0 < figures["least"] <= figures["seconds"] and figures["tokens_per_second"] == 2 / figures["seconds"]
 
