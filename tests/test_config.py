@@ -2,10 +2,12 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict, config_dict
+from tiny_tokenizer import tokenizer_json
 
 from xformer import comparison as comparisons
 from xformer import config as configs
@@ -56,7 +58,19 @@ def refusal(spec, *overrides):
 
 
 def test_all_shipped_configs_are_known_here():
-    assert set(shipped.names()) == {*EXPERIMENTS, *SIZES, *COMPARISONS}
+    assert set(shipped.names()) == {*EXPERIMENTS, *SIZES, *COMPARISONS, "finetune"}
+
+
+@pytest.mark.parametrize("variant", ["bigbird", "longformer", "linformer", "shaw"])
+def test_a_checkpoint_is_tuned_with_any_variant(variant, tmp_path, monkeypatch):
+    """The sizes of the model are the folder's; without a folder one line says so."""
+    monkeypatch.chdir(tmp_path)
+    assert refusal(f"finetune.py:{variant}").startswith("train.init_from: checkpoint: there is no such folder")
+    shutil.copytree(CONFIGS.parent / "tests" / "fixtures" / "weights" / "roberta_classifier", "checkpoint")
+    (tmp_path / "checkpoint" / "tokenizer.json").write_text(tokenizer_json())
+    config = load(f"finetune.py:{variant}", "train.num_steps=10", "task.max_len=64")
+    assert (config.name, config.model.width, config.model.norm) == (f"finetune_{variant}", 24, "post")
+    assert config.model.global_projections == (variant == "longformer") and config.task.tokenizer == "checkpoint"
 
 
 @pytest.mark.sampled(21)

@@ -27,7 +27,7 @@ SCAN = ("model.scan_layers=true", "model.mlp_dim=64")
         (
             "full",
             ["attention.causal=true", "model.pooling=cls"],
-            "model.pooling: pooling must be 'mean' where attention",
+            "model.pooling: pooling must be 'mean' or 'last' where attention",
         ),
         (
             "window",

@@ -54,8 +54,8 @@ CHECKED_ONLY = re.compile(
 
 def tiny(spec):
     """Overrides that make any shipped experiment small; the model of a checkpoint is as it is."""
-    if "hf:" in spec:
-        return {key: value for key, value in TINY.items() if not key.startswith("model.")}
+    if spec.startswith("finetune"):
+        return {key: value for key, value in TINY.items() if not key.startswith("model.")} | {"task.max_len": 60}
     return TINY | ({"task.max_len": 64} if "documents" in spec or "language_model" in spec else LISTOPS)
 
 

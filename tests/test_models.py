@@ -56,7 +56,25 @@ def test_more_padding_changes_nothing(name, pooling):
     np.testing.assert_allclose(call(model, inputs[1:, :6]), logits[1:], atol=2e-5)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_last_real_token_is_classified():
+    """Of a causal model it has seen all; padding behind it changes nothing."""
+    model = make_model(Full(causal=True), pooling="last", num_layers=1)
+    inputs = np.random.default_rng(0).integers(1, VOCAB, (3, 9)).astype(np.int32)
+    lengths = np.array([9, 4, 1])
+    mask = np.arange(9) < lengths[:, None]
+    encoded = model.encode(inputs, mask)
+    pooled = model.pool(encoded, mask)
+    np.testing.assert_array_equal(pooled, encoded[np.arange(3), lengths - 1])
+    np.testing.assert_array_equal(model.pool(encoded, None), encoded[:, -1])
+    alone = model(inputs[1:2, :4])
+    np.testing.assert_allclose(model(np.where(mask, inputs, 7), mask)[1], alone[0], atol=1e-5)
+    without = make_model(Full(causal=True), pooling="last", num_layers=1, head_bias=False)
+    assert without.classify.bias is None
+    with pytest.raises(ValueError, match="pooling must be 'mean' or 'last' where attention is causal, got 'first'"):
+        make_model(Full(causal=True), pooling="first")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_an_example_of_padding_alone_is_finite_with_finite_gradients(pooling):
     inputs, mask = make_batch(real=(10, 0))
     model = make_model(OPS["linformer"] if pooling == "mean" else OPS["full"], pooling=pooling, num_layers=1)

@@ -135,18 +135,19 @@ class Nystrom(Attention):
         flops += full.cost(dataclasses.replace(shape, q_len=m)).flops
         flops += full.cost(dataclasses.replace(shape, kv_len=m)).flops
         if self.conv_size:
-            tile = min(CONV_TILE, shape.kv_len)
-            rows = shape.batch * shape.kv_heads * ceil_div(shape.kv_len, tile) * tile
-            flops += 2 * rows * (tile + self.conv_size - 1) * shape.value_depth
+            convolved = shape.batch * shape.kv_heads
+            flops += convolution_flops(self.conv_size, shape.kv_len, convolved, shape.value_depth)
         return call_cost(shape, flops, jax.eval_shape(lambda: self.init(jax.random.key(0), shape)))
 
 
-def pseudo_inverse(x: Array, num_iterations: int) -> Array:
+def pseudo_inverse(x: Array, num_iterations: int, norm: Array | None = None) -> Array:
     """The Moore-Penrose inverse of softmax matrices `[..., m, m]` by iteration (algorithm 1).
 
     Rows and columns of zeros stay so. Rounding errors grow with the iterations: products have the highest precision.
+    `norm` `[]` is what the transpose is divided by at the start; None: the largest column sum of each matrix.
     """
-    norm = x.sum(-2).max(-1)[..., None, None]  # the largest row sum is 1
+    if norm is None:
+        norm = x.sum(-2).max(-1)[..., None, None]  # the largest row sum is 1
     inverse = jnp.swapaxes(x, -1, -2) / jnp.where(norm == 0, jnp.ones_like(norm), norm)
     one = jnp.eye(x.shape[-1], dtype=x.dtype).reshape((1,) * (x.ndim - 2) + x.shape[-2:])
     times = lambda a, b: jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
@@ -155,6 +156,12 @@ def pseudo_inverse(x: Array, num_iterations: int) -> Array:
         inner = 15 * one - times(product, 7 * one - product)
         inverse = times(inverse, 13 * one - times(product, inner)) / 4
     return inverse
+
+
+def convolution_flops(size: int, length: int, heads: int, depth: int) -> int:
+    """Of `depthwise_convolution`, with `heads` those of all examples together."""
+    tile = min(CONV_TILE, length)
+    return 2 * heads * ceil_div(length, tile) * tile * (tile + size - 1) * depth
 
 
 def depthwise_convolution(x: Array, kernel: Array, precision: Any = None) -> Array:

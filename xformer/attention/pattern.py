@@ -249,6 +249,13 @@ class Heads(Pattern):
         return xp.concatenate([part.allows(q_positions, k_positions) for part in self.parts])
 
 
+def split_causal(pattern: Pattern) -> tuple[Pattern, bool]:
+    """What a causal cut was put on, and True; any other pattern as it is, and False."""
+    if isinstance(pattern, And) and isinstance(pattern.right, Causal):
+        return pattern.left, True
+    return pattern, False
+
+
 def as_pairs(q_positions: Any, k_positions: Any) -> tuple[Any, Any]:
     """Positions that broadcast to `[heads or 1, q_len, kv_len]`."""
     return q_positions[None, :, None], k_positions.reshape(-1, 1, k_positions.shape[-1])

@@ -33,14 +33,10 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--top_p", type=float, help="draws from the fewest tokens with this probability together")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     args, overrides = parser.parse(argv)
-    if overrides:
-        raise ConfigError(f"--config.{overrides[0]}: a trained run keeps its config")
     for flag in ("pieces", "given", "added"):
         if getattr(args, flag) < 1:
             raise ConfigError(f"--{flag}: got {getattr(args, flag)}, takes an integer from 1")
-    workdir, out = parser.workdir(args), parser.folder("--out", args.out)
-    if not (workdir / "config.json").is_file():
-        raise ConfigError(f"--workdir: {workdir} holds no run (no config.json)")
+    workdir, out = parser.trained(args, overrides), parser.folder("--out", args.out)
     extras.check("music")
     run = loading.load(workdir)
     if run.config.task.name != tasks.Chorales.name:

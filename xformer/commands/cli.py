@@ -80,6 +80,15 @@ class Parser(argparse.ArgumentParser):
             self.error("the following arguments are required: --workdir")
         return self.folder("--workdir", args.workdir if args.workdir is not None else ".")
 
+    def trained(self, args: argparse.Namespace, overrides: Sequence[str]) -> Path:
+        """The folder of a trained run that `--workdir` names, of whose config nothing is overridden."""
+        if overrides:
+            raise ConfigError(f"--config.{overrides[0]}: a trained run keeps its config")
+        workdir = self.workdir(args)
+        if not (workdir / "config.json").is_file():
+            raise ConfigError(f"--workdir: {workdir} holds no run (no config.json)")
+        return workdir
+
     def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags, and the overrides as `a.b=value`; `config_help` is True where `--config.help` is among them.
 

@@ -36,11 +36,7 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--stream", action="store_true", help="prints each token as it comes; of one prompt")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
     args, overrides = parser.parse(argv)
-    if overrides:
-        raise ConfigError(f"--config.{overrides[0]}: a trained run keeps its config")
-    workdir = parser.workdir(args)
-    if not (workdir / "config.json").is_file():
-        raise ConfigError(f"--workdir: {workdir} holds no run (no config.json)")
+    workdir = parser.trained(args, overrides)
     run = loading.load(workdir, args.checkpoint)
     texts = args.prompt or [""]
     if args.max_tokens is None:

@@ -40,16 +40,12 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=32, help="texts that are computed at a time (default 32)")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
     args, overrides = parser.parse(argv)
-    if overrides:
-        raise ConfigError(f"--config.{overrides[0]}: a trained run keeps its config")
-    workdir = parser.workdir(args)
+    workdir = parser.trained(args, overrides)
     out = None if args.out is None else Path(args.out)
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out: got {args.out!r}, takes a file that ends in {' or '.join(FORMATS)}")
     if args.batch_size < 1:
         raise ConfigError(f"--batch_size: got {args.batch_size}, takes an integer of at least 1")
-    if not (workdir / "config.json").is_file():
-        raise ConfigError(f"--workdir: {workdir} holds no run (no config.json)")
     run = loading.load(workdir, args.checkpoint)
     task = run.config.task
     text_field = args.text_field or task.get("text_field", "text")

@@ -31,13 +31,13 @@ class EncoderClassifier(Encoder):
       vocab_size, max_len: see Encoder.
       num_classes: number of logits.
       pooling: what is classified: "mean" of the real tokens, "cls", a trained vector put in front of them, or "first",
-        the first token, which the tokenizer puts there.
+        the first token, which the tokenizer puts there, or "last", the last real token, as for causal attention.
       head: "linear", one dense layer; or the activation of a dense layer before it, of `width` features ("tanh": BERT's
         pooler, Devlin et al. 2019, section 4.1).
-      head_dropout_rate: on what the last layer reads.
+      head_dropout_rate: on what the last layer reads. head_bias: whether that layer has a bias.
       chunk_len: a text is read in chunks of so many tokens, each by itself, with its own positions; what is classified
-        is the mean over the real tokens of all chunks, or over the first vectors of those that have any. Attention and
-        positions are then made for `chunk_len`. None: the text is read as a whole.
+        is the mean over the real tokens of all chunks, or over the first or last vectors of those that have any.
+        Attention and positions are then made for `chunk_len`. None: the text is read as a whole.
       options: the keywords of Encoder.
 
     Raises:
@@ -50,10 +50,11 @@ class EncoderClassifier(Encoder):
         num_classes: int,
         max_len: int,
         *,
-        pooling: Literal["mean", "cls", "first"] = "mean",
+        pooling: Literal["mean", "cls", "first", "last"] = "mean",
         chunk_len: int | None = None,
         head: Head = "linear",
         head_dropout_rate: float = 0.0,
+        head_bias: bool = True,
         **options: Unpack[EncoderOptions],
     ):
         check_sizes(num_classes=num_classes, **({} if chunk_len is None else {"chunk_len": chunk_len}))
@@ -68,7 +69,7 @@ class EncoderClassifier(Encoder):
         self.dense = None if head == "linear" else nnx.Linear(options["width"], options["width"], **dense)
         self.head_dropout = nnx.Dropout(head_dropout_rate)
         self.has_dropout = self.has_dropout or head_dropout_rate > 0
-        self.classify = nnx.Linear(options["width"], num_classes, **dense)
+        self.classify = nnx.Linear(options["width"], num_classes, use_bias=head_bias, **dense)
 
     @staticmethod
     def num_positions(max_len: int, pooling: str | None = None, chunk_len: int | None = None) -> int:
@@ -113,5 +114,5 @@ class EncoderClassifier(Encoder):
         encoded_CxTxW = self.encode(cut(inputs), mask_CxT, **chunked, **options)
         if self.pooling == "mean":
             return masked_mean(encoded_CxTxW.reshape(batch, -1, encoded_CxTxW.shape[-1]), mask_CxT.reshape(batch, -1))
-        first_BxNxW = encoded_CxTxW[:, 0].reshape(batch, -1, encoded_CxTxW.shape[-1])
-        return masked_mean(first_BxNxW, mask_CxT.any(axis=1).reshape(batch, -1))
+        one_BxNxW = self.pool(encoded_CxTxW, mask_CxT).reshape(batch, -1, encoded_CxTxW.shape[-1])
+        return masked_mean(one_BxNxW, mask_CxT.any(axis=1).reshape(batch, -1))

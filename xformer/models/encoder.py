@@ -71,8 +71,8 @@ class Encoder(nnx.Module):
     Args:
       vocab_size: token ids are in [0, vocab_size).
       max_len: longest input in tokens, not counting the CLS vector.
-      pooling: what `pool` makes one vector of: "mean" of the real tokens, "cls", or "first", the first token, which the
-        tokenizer puts there. None: `pool` is not called.
+      pooling: what `pool` makes one vector of: "mean" of the real tokens, "cls", "first", the first token, which the
+        tokenizer puts there, or "last", the last real token. None: `pool` is not called.
       attention: an `xformer.attention` op.
       num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, share_qk, norm, norm_type,
         norm_epsilon, activation, qk_norm, num_experts, experts_per_token, expert_capacity, balance_weight,
@@ -104,7 +104,7 @@ class Encoder(nnx.Module):
         self,
         vocab_size: int,
         max_len: int,
-        pooling: Literal["mean", "cls", "first"] | None = None,
+        pooling: Literal["mean", "cls", "first", "last"] | None = None,
         *,
         attention: Attention,
         num_layers: int,
@@ -146,8 +146,8 @@ class Encoder(nnx.Module):
         check_integer("num_token_types", num_token_types, at_least=0)
         if num_layers > MAX_LAYERS:
             raise ValueError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
-        if pooling not in ("mean", "cls", "first", None):
-            raise ValueError(f"pooling must be 'mean', 'cls' or 'first', got {pooling!r}")
+        if pooling not in ("mean", "cls", "first", "last", None):
+            raise ValueError(f"pooling must be 'mean', 'cls', 'first' or 'last', got {pooling!r}")
         num_positions = self.num_positions(max_len, pooling)
         self.period = len(entries(attention))
         _check_attention(attention, num_positions, num_layers, pooling, scan_layers, share_attention_params)
@@ -306,7 +306,11 @@ class Encoder(nnx.Module):
         return x_BxTxW.astype(jnp.float32)
 
     def pool(self, x: Array, mask: Array | None) -> Array:
-        """One vector for each example of what `encode` gave, `[batch, width]`: the first, or the mean of the real."""
+        """One vector for each example of what `encode` gave, `[batch, width]`, as `pooling` says."""
+        if self.pooling == "last":
+            place_BxT = jnp.where(True if mask is None else mask > 0, jnp.arange(x.shape[1]), 0)
+            last_B = jnp.broadcast_to(place_BxT, x.shape[:2]).max(axis=1)
+            return jnp.take_along_axis(x, last_B[:, None, None], axis=1)[:, 0]
         return x[:, 0] if self.pooling in ("cls", "first") else masked_mean(x, mask)
 
     @property
@@ -338,8 +342,8 @@ def _check_attention(
     if pooling in ("cls", "first") and attention.causal:
         raise ArgumentError(
             "pooling",
-            f"pooling must be 'mean' where attention is causal, got {pooling!r}: its vector stands in front of the "
-            "tokens and would see none of them",
+            f"pooling must be 'mean' or 'last' where attention is causal, got {pooling!r}: its vector stands in front "
+            "of the tokens and would see none of them",
         )
     ops = entries(attention)
     for index, op in enumerate(ops):

@@ -48,7 +48,7 @@ class BlockCache(cached_rows.Rows):
             query, key = turn(query, positions % block), turn(key, positions % block)
         rows = [cached_rows.by_head(x) for x in cached_rows.kept(key, value, mask, self.key_rows.dtype)]
         pairs = list(zip((self.key_rows, self.value_rows), rows, strict=True))
-        seen = self.length + (new if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
+        seen = cached_rows.seen_after(self.length, new, mask)
         if new == 1 and cached_rows.serves(op, new, options):
             keys, values = (cached_rows.put(old, x, place) for old, x in pairs)
             part = cached_rows.CachedKeys(keys, values, jnp.arange(block, dtype=jnp.int32)[None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,17 @@ from xformer.nn.block_cache import BlockCache
 from xformer.nn.cached_rows import check_length
 
 Array = jax.Array
+
+
+class _New(NamedTuple):
+    """New tokens and the op that reads them; `rows` are keys and values heads first, `seen` tokens there are then."""
+
+    op: Attention
+    query: Array
+    rows: list[Array]
+    mask: Array | None
+    positions: Array
+    seen: Array
 
 
 @functools.partial(
@@ -71,49 +82,27 @@ class Cache(cached_rows.Rows):
         if turn is not None:
             query, key = turn(query, positions), turn(key, positions)
         key, value = cached_rows.kept(key, value, mask, self.key_rows.dtype)
-        keep = self._keep_all if self.lookback is None else self._keep_last
-        return keep(op, attention_fn, query, key, value, mask, positions, options)
-
-    def _seen(self, key: Array, mask: Array | None) -> Array:
-        return self.length + (key.shape[1] if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
-
-    def _keep_all(
-        self,
-        op: Attention,
-        attention_fn: Any,
-        query: Array,
-        key: Array,
-        value: Array,
-        mask: Array | None,
-        positions: Array,
-        options: dict[str, Any],
-    ) -> tuple[Array, Cache]:
-        new = key.shape[1]
         rows = [cached_rows.by_head(x) for x in (key, value)]
+        seen = cached_rows.seen_after(self.length, key.shape[1], mask)
+        keep = self._keep_all if self.lookback is None else self._keep_last
+        return keep(_New(op, query, rows, mask, positions, seen), attention_fn, options)
+
+    def _keep_all(self, tokens: _New, attention_fn: Any, options: dict[str, Any]) -> tuple[Array, Cache]:
+        op, query, rows, _, positions, seen = tokens
         keys, values = (
             cached_rows.put(old, x, self.length) for old, x in zip((self.key_rows, self.value_rows), rows, strict=True)
         )
-        after = dataclasses.replace(self, key_rows=keys, value_rows=values, length=self._seen(key, mask))
-        if cached_rows.serves(op, new, options):
+        after = dataclasses.replace(self, key_rows=keys, value_rows=values, length=seen)
+        if cached_rows.serves(op, query.shape[1], options):
             # Places beyond the newest query are ahead of all: a causal op does not see them.
             part = cached_rows.CachedKeys(keys, values, jnp.arange(keys.shape[1], dtype=jnp.int32)[None], in_order=True)
             return attention_fn.attend_cached(op, query, [part], positions, kv_len=self.max_len), after
         keys, values = (cached_rows.by_token(x, self.num_kv_heads) for x in (keys, values))
         return attention_fn.attend_by(op, query, keys, values, query_offset=self.length, **options), after
 
-    def _keep_last(
-        self,
-        op: Attention,
-        attention_fn: Any,
-        query: Array,
-        key: Array,
-        value: Array,
-        mask: Array | None,
-        positions: Array,
-        options: dict[str, Any],
-    ) -> tuple[Array, Cache]:
-        new, capacity = key.shape[1], self.capacity
-        rows, seen = [cached_rows.by_head(x) for x in (key, value)], self._seen(key, mask)
+    def _keep_last(self, tokens: _New, attention_fn: Any, options: dict[str, Any]) -> tuple[Array, Cache]:
+        op, query, rows, mask, positions, seen = tokens
+        new, capacity = query.shape[1], self.capacity
         if cached_rows.serves(op, new, options):
             parts = [cached_rows.CachedKeys(rows[0], rows[1], positions, positions[:, 0])]
             if capacity:

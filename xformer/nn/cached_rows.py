@@ -65,6 +65,11 @@ def following(length: Array, new: int) -> Array:
     return length.reshape(-1, 1) + jnp.arange(new, dtype=jnp.int32)[None]
 
 
+def seen_after(length: Array, new: int, mask: Array | None) -> Array:
+    """Tokens seen after `new` more, those that the mask bool `[batch, new]` says are real; None: all are."""
+    return length + (new if mask is None else jnp.sum(mask > 0, axis=1, dtype=jnp.int32))
+
+
 def serves(op: Attention, new: int, options: dict[str, Any]) -> bool:
     """Whether `op.attend_cached` does a call of so many queries with such options."""
     return op.reads_cached(new) and not (options["dropout_rate"] and not options["deterministic"])

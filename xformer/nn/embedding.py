@@ -76,18 +76,19 @@ class LearnedPositions(nnx.Module):
 
     def __call__(self, length: int) -> Array:
         """Vectors of positions 0 to `length` - 1, `[length, width]`. ValueError above `max_len`."""
-        max_len = self.table.shape[0] - self.offset
-        if length > max_len:
-            raise ValueError(f"length must be at most max_len {max_len}, got {length}")
+        self._check(length)
         return self.table[self.offset : self.offset + length].astype(self.dtype) * self.factor
 
     def at(self, positions: Array, max_len: int) -> Array:
         """Vectors of given positions, int `[..., length]` to `[..., length, width]`; from `max_len` on NaN."""
+        self._check(max_len)
         rows = self.table.shape[0]
-        if max_len > rows - self.offset:
-            raise ValueError(f"length must be at most max_len {rows - self.offset}, got {max_len}")
         known = jnp.where(positions < max_len, positions + self.offset, rows)  # those asked for, not the whole table
         return _rows(jnp.asarray(self.table[...]), known).astype(self.dtype) * self.factor
+
+    def _check(self, length: int) -> None:
+        if length > (max_len := self.table.shape[0] - self.offset):
+            raise ValueError(f"length must be at most max_len {max_len}, got {length}")
 
 
 class SinusoidalPositions(nnx.Module):

@@ -8,7 +8,7 @@ from typing import Any
 from xformer.models.encoder import MAX_LAYERS
 from xformer.weights.family import ACTIVATIONS, Architecture, linear, norm, num_labels, theirs
 from xformer.weights.keys import Keys
-from xformer.weights.layout import OUT, SAME, VECTOR, Entry
+from xformer.weights.layout import OUT, SAME, VECTOR, Entry, Layout
 
 FULL: Mapping[str, Any] = {"name": "full"}
 
@@ -88,12 +88,12 @@ def labels(architecture: Architecture) -> dict[str, Any]:
     }
 
 
-def encoder_entries(architecture: Architecture, prefix: str) -> list[Entry]:
-    """The arrays of the trunk."""
+def encoder_entries(architecture: Architecture, prefix: str, positions: Layout = SAME) -> list[Entry]:
+    """The arrays of the trunk; `positions`: how the table of positions lies there."""
     embeddings = f"{prefix}embeddings"
     entries = [
         Entry("embed/table", (f"{embeddings}.word_embeddings.weight",)),
-        Entry("positions/table", (f"{embeddings}.position_embeddings.weight",)),
+        Entry("positions/table", (f"{embeddings}.position_embeddings.weight",), positions),
         Entry("token_types/table", (f"{embeddings}.token_type_embeddings.weight",)),
         *norm("embedding_norm", f"{embeddings}.LayerNorm"),
     ]

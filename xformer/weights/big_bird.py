@@ -32,6 +32,11 @@ def read(keys: Keys, model: str) -> Architecture:
     return dataclasses.replace(found, options=options)
 
 
+def released(keys: Keys, attention: Mapping[str, Any]) -> dict[str, Any]:
+    """The attention as their code computes it in evaluation."""
+    return {**attention, "name": AS_RELEASED} if attention["name"] == "bigbird" else dict(attention)
+
+
 def entries(architecture: Architecture) -> list[Entry]:
     """Trunk and head."""
     found = bert_like.encoder_entries(architecture, "bert.")
@@ -59,4 +64,5 @@ BIG_BIRD = Family(
     read=read,
     entries=entries,
     write=write,
+    released=released,
 )

@@ -12,9 +12,10 @@ from xformer.weights.family import Family
 from xformer.weights.gpt2 import GPT2
 from xformer.weights.keys import Keys
 from xformer.weights.longformer import LONGFORMER
+from xformer.weights.nystromformer import NYSTROMFORMER
 from xformer.weights.roberta import ROBERTA
 
-FAMILIES: Sequence[Family] = (BERT, ROBERTA, GPT2, BIG_BIRD, LONGFORMER)
+FAMILIES: Sequence[Family] = (BERT, ROBERTA, GPT2, BIG_BIRD, LONGFORMER, NYSTROMFORMER)
 
 BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.names}
 """Model type in a `config.json` -> its family."""

@@ -79,6 +79,9 @@ class Family:
       read: a config and one of `models` -> the architecture.
       entries: an architecture -> every array that a folder has.
       write: an architecture -> what a `config.json` says of it; `read` of that gives the same architecture.
+      released: a config and the attention section that `read` gave -> the section of an op that computes what their
+        code does, where that is something else than the paper's; None: it is not.
+      equal_as_released_only: whether logits of every folder are theirs with that op alone.
       ignored: patterns of the names of tensors that are constants there.
     """
 
@@ -88,6 +91,8 @@ class Family:
     read: Callable[[Keys, str], Architecture]
     entries: Callable[[Architecture], list[Entry]]
     write: Callable[[Architecture], dict[str, Any]]
+    released: Callable[[Keys, Mapping[str, Any]], dict[str, Any]] | None = None
+    equal_as_released_only: bool = False
     ignored: Sequence[str] = ()
 
     def class_name(self, model_type: str, model: str) -> str:

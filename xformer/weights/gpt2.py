@@ -6,9 +6,10 @@ import logging
 from typing import Any
 
 from xformer.models.encoder import MAX_LAYERS
-from xformer.weights.family import ACTIVATIONS, Architecture, Family, linear, norm, theirs
+from xformer.weights import bert_like
+from xformer.weights.family import ACTIVATIONS, Architecture, Family, linear, norm, num_labels, theirs
 from xformer.weights.keys import Keys
-from xformer.weights.layout import Entry, Layout
+from xformer.weights.layout import LINEAR, Entry, Layout
 
 logger = logging.getLogger(__name__)
 CONV1D, CONV1D_OUT = Layout("conv1d"), Layout("conv1d", inputs=2)
@@ -20,6 +21,11 @@ def read(keys: Keys, model: str) -> Architecture:
         add_cross_attention=False, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False,
         reorder_and_upcast_attn=False,
     )  # fmt: skip
+    model_options: dict[str, Any] = {}
+    if model == "decoder":
+        model_options = {"tie_embeddings": keys.flag("tie_word_embeddings", True)}
+    if model == "classifier":
+        model_options = {"pooling": "last", "head_bias": False}
     width, dropout = keys.integer("n_embd", 768), keys.number("resid_pdrop", 0.1, below=1)
     if (embedded := keys.number("embd_pdrop", 0.1, below=1)) != dropout:
         logger.warning("%s: embd_pdrop is %g; embeddings drop resid_pdrop %g here", keys.path, embedded, dropout)
@@ -44,13 +50,14 @@ def read(keys: Keys, model: str) -> Architecture:
             "position_offset": 0,
             "scale_embeddings": False,
             "embedding_norm": False,
-            "tie_embeddings": keys.flag("tie_word_embeddings", True),
+            **model_options,
         },
+        num_classes=None if model == "decoder" else num_labels(keys),
     )
 
 
 def entries(architecture: Architecture) -> list[Entry]:
-    """Trunk and output table. Kernels are `[in, out]` there; queries, keys and values are one."""
+    """Trunk, and output table or head. Kernels are `[in, out]` there; queries, keys and values are one."""
     found = [
         Entry("embed/table", ("transformer.wte.weight",)),
         Entry("positions/table", ("transformer.wpe.weight",)),
@@ -71,6 +78,10 @@ def entries(architecture: Architecture) -> list[Entry]:
             *linear(f"{ours}/feed_forward/contract", f"{layer}.mlp.c_proj", CONV1D),
             *norm(f"{ours}/feed_forward_norm", f"{layer}.ln_2"),
         ]
+    if architecture.model == "classifier":
+        found.append(Entry("classify/kernel", ("score.weight",), LINEAR))
+    if architecture.model == "token_classifier":
+        found += linear("classify", "classifier")
     if not architecture.options.get("tie_embeddings", True):
         found.append(Entry("output_table", ("lm_head.weight",)))
     return found
@@ -92,13 +103,14 @@ def write(architecture: Architecture) -> dict[str, Any]:
         "layer_norm_epsilon": of.get("norm_epsilon", 1e-6),
         "activation_function": theirs(of.get("activation", "gelu")),
         "tie_word_embeddings": of.get("tie_embeddings", True),
+        **bert_like.labels(architecture),
     }
 
 
 GPT2 = Family(
     names={"gpt2": "GPT2"},
     prefix="transformer.",
-    models=("decoder",),
+    models=("decoder", "classifier", "token_classifier"),
     read=read,
     entries=entries,
     write=write,

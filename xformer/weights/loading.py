@@ -18,7 +18,6 @@ from flax.typing import Dtype
 from xformer import extras, tokenizer_files
 from xformer.tree_paths import path_name
 from xformer.weights import families, position_tables
-from xformer.weights.big_bird import AS_RELEASED
 from xformer.weights.errors import WeightsError
 from xformer.weights.family import Architecture, Family, has_global_tokens
 from xformer.weights.folder import CONFIG, Folder
@@ -87,7 +86,7 @@ def load(
     max_len: int | None = None,
     positions: Extension = "copy",
     options: Mapping[str, Any] | None = None,
-    as_released: bool = False,
+    as_released: bool | None = None,
     dtype: Dtype = jnp.float32,
     param_dtype: Dtype = jnp.float32,
     seed: int = 0,
@@ -104,9 +103,10 @@ def load(
       attention: the section of another op, such as `{"name": "longformer", "window": 512}`; None: the folder's own.
       max_len: longest input in tokens; None: the folder's.
       positions: what a longer table of positions is made of: "copy" or "interpolate".
-      as_released: a block-sparse BigBird computes what their code does in evaluation: in place of random blocks it
-        counts the first block again (`ReleasedBigBird`), so that logits can be compared. By default random blocks are
-        drawn, as the paper defines.
+      as_released: attention as their code computes it, so that logits can be compared, where that is not what the paper
+        defines: a block-sparse BigBird counts the first block again in place of random blocks (`ReleasedBigBird`), and
+        Nystromformer counts padding and what else is in the batch (`ReleasedNystrom`). None: BigBird as the paper
+        defines it, Nystromformer as released, since its logits are theirs in no other way.
       options: other keys of the `model` section, such as dropout rates or `remat`.
       dtype: of the computation. param_dtype: of the parameters.
       seed: of what is drawn freshly.
@@ -118,8 +118,8 @@ def load(
     """
     folder = Folder(path)
     family, architecture = describe(folder, model)
-    if as_released and architecture.attention["name"] == "bigbird":
-        architecture = dataclasses.replace(architecture, attention={**architecture.attention, "name": AS_RELEASED})
+    if as_released or (as_released is None and family.equal_as_released_only):
+        architecture = released(folder, family, architecture)
     changes: dict[str, Any] = {"attention": attention, "max_len": max_len}
     if num_classes is not None and architecture.num_classes is None:
         raise WeightsError(f"num_classes must be None for {architecture.model}, which has none, got {num_classes}")
@@ -179,6 +179,14 @@ def describe(folder: Folder, model: str | None = None, *, trunk: bool = False) -
     return family, family.read(keys, families.check_model(keys, family, model or own))
 
 
+def released(folder: Folder, family: Family, architecture: Architecture) -> Architecture:
+    """The architecture with attention as their code computes it; the same where that is what the paper defines."""
+    if family.released is None:
+        return architecture
+    section = family.released(Keys(folder.config, folder.path / CONFIG), architecture.attention)
+    return dataclasses.replace(architecture, attention=section)
+
+
 def way(tensors: Tensors, path: str, shape: Shape, offset: int) -> Literal["as it is", "fitted", "fresh"]:
     """How our array of this path comes out of a folder, told from headers alone.
 
@@ -194,7 +202,7 @@ def way(tensors: Tensors, path: str, shape: Shape, offset: int) -> Literal["as i
         return "as it is"
     entry, name = tensors.entries[path]
     there = tensors.folder.shape(name)
-    if path == POSITIONS and len(there) == 2 and there[1] == shape[1] and there[0] > offset:
+    if path == POSITIONS and len(there) == 2 and there[1] == shape[1] and there[0] > offset + entry.layout.skip:
         return "fitted"
     if path in CLASSES and there[1:] == entry.layout.shape(shape)[1:]:  # a head for another number of classes
         return "fresh"
@@ -206,7 +214,9 @@ def read(tensors: Tensors, path: str, shape: Shape, offset: int, positions: Exte
     how = way(tensors, path, shape, offset)
     if how != "fitted":
         return tensors.read(path, shape) if how == "as it is" else None
-    there = tensors.folder.shape(tensors.entries[path][1])
+    entry, name = tensors.entries[path]
+    rows, *rest = tensors.folder.shape(name)
+    there = (rows - entry.layout.skip, *rest)
     done = "cut" if shape[0] <= there[0] else {"copy": "copied", "interpolate": "interpolated"}[positions]
     logger.info("positions: %d there, %d here: %s", there[0] - offset, shape[0] - offset, done)
     return position_tables.extend(tensors.read(path, there), shape[0], offset, positions)

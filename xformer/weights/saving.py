@@ -131,7 +131,10 @@ def differences(architecture: Architecture, family: Family) -> list[str]:
     if architecture.model not in family.models:
         return [f"model.name is {architecture.model!r}, there is {' or '.join(family.models)}"]
     try:
-        there = family.read(Keys(family.write(architecture)), architecture.model)
+        keys = Keys(family.write(architecture))
+        there = family.read(keys, architecture.model)
+        if family.released is not None and family.equal_as_released_only:
+            there = dataclasses.replace(there, attention=family.released(keys, there.attention))
     except WeightsError as error:
         return [str(error)]
     constructors: Any = (Encoder, MODELS[architecture.model])

@@ -14,14 +14,13 @@ import os
 from collections.abc import Mapping, Sequence
 
 from xformer.attention.device import Device
-from xformer.attention.kernels.tables import Table
+from xformer.attention.kernels.tables import KERNELS, Table
 from xformer.attention.pattern import Pattern
 from xformer.checks import did_you_mean
 
 logger = logging.getLogger(__name__)
 
 VARIABLE = "XFORMER_IMPLEMENTATION"
-KERNELS = ("cudnn", "pallas", "splash")
 LIBRARY = {"cudnn": "cuDNN's flash attention", "splash": "JAX's splash attention"}
 CHECK = "xformer check-device"
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.kernels.pallas import common_refusals, key_padding, merge_heads
 from xformer.attention.kernels.tile_lists import num_tiles
-from xformer.attention.pattern import And, Causal, Full, Pattern, Window
+from xformer.attention.pattern import Causal, Full, Pattern, Window, split_causal
 
 Array = jax.Array
 CUTS_ITSELF, TAKES_OFFSETS = True, False  # what `kernels.meshes` needs to know
@@ -61,8 +61,9 @@ def _cut(pattern: Pattern) -> dict[str, Any] | None:
         return {"is_causal": False}
     if isinstance(pattern, Causal):
         return {"is_causal": True}
-    if isinstance(pattern, And) and isinstance(pattern.left, Window) and isinstance(pattern.right, Causal):
-        return {"is_causal": True, "local_window_size": (pattern.left.left, 0)} if pattern.left.unit == 1 else None
+    base, causal = split_causal(pattern)
+    if causal and isinstance(base, Window) and base.unit == 1:
+        return {"is_causal": True, "local_window_size": (base.left, 0)}
     return None
 
 

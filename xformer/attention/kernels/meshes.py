@@ -27,7 +27,7 @@ from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.sequence_parallel import AXIS as SEQUENCE
 from xformer.attention.engine.sequence_parallel import fetch
 from xformer.attention.engine.tile_plan import round_up
-from xformer.attention.pattern import And, Causal, Pattern, Window
+from xformer.attention.pattern import Pattern, Window, split_causal
 
 Array = jax.Array
 BATCH, HEADS = ("data", "fsdp"), "tensor"
@@ -110,9 +110,7 @@ def _sizes() -> dict[str, int]:
 
 def _halo(inputs: Inputs, controls: Controls, pattern: Pattern, kernel: Any, shards: int) -> tuple[int, int] | None:
     """Keys that a device needs on each side of its own, where that is less than all of them."""
-    base, causal = pattern, False
-    if isinstance(pattern, And) and isinstance(pattern.right, Causal):
-        base, causal = pattern.left, True
+    base, causal = split_causal(pattern)
     length = inputs.query.shape[1]
     alike = length == inputs.key.shape[1] and isinstance(controls.offset, int) and controls.offset == 0
     if not isinstance(base, Window) or base.unit != 1 or not alike or not kernel.TAKES_OFFSETS:

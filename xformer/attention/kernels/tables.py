@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from xformer.attention.device import Device, present
-from xformer.attention.pattern import And, Causal, Full, Pattern, Window
+from xformer.attention.pattern import Causal, Full, Pattern, Window, split_causal
 
 logger = logging.getLogger(__name__)
 
 VARIABLE = "XFORMER_DEVICE_TABLES"
-IMPLEMENTATIONS = ("cudnn", "pallas", "splash", "xla")
+KERNELS = ("cudnn", "pallas", "splash")
+IMPLEMENTATIONS = (*KERNELS, "xla")
 PATTERNS = ("full", "causal", "window", "blocks")
 DTYPES = ("bfloat16", "float32")
 FORMAT = 1
@@ -94,7 +95,7 @@ def pattern_kind(pattern: Pattern) -> str:
     """Which of `PATTERNS` stands for a pattern in a table."""
     if isinstance(pattern, Full | Causal):
         return "full" if isinstance(pattern, Full) else "causal"
-    base = pattern.left if isinstance(pattern, And) and isinstance(pattern.right, Causal) else pattern
+    base, _ = split_causal(pattern)
     return "window" if isinstance(base, Window) and base.unit == 1 else "blocks"
 
 
