@@ -56,6 +56,16 @@ GPT2 = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+T5 = {
+    "vocab_size": 53,
+    "d_model": 24,
+    "d_kv": 10,
+    "d_ff": 37,
+    "num_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
 BYTES_OF_LARGE = {"hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16, "intermediate_size": 4096}
 
 
@@ -123,6 +133,10 @@ CASES = {
         {**SIZES, "num_landmarks": 9, "segment_means_seq_len": 18, "conv_kernel_size": 7, "num_labels": 4},
         length=18,
         padded=False,
+    ),
+    "t5_token_classifier": Case("T5ForTokenClassification", {**T5, "num_labels": 3}),
+    "t5_gated": Case(
+        "T5ForTokenClassification", {**T5, "feed_forward_proj": "gated-gelu", "d_kv": 7, "num_labels": 2}, length=40
     ),
     "longformer_masked_lm": Case("LongformerForMaskedLM", {**LONG, "attention_window": [4, 8]}, length=50),
     "longformer_global": Case(
@@ -199,8 +213,10 @@ def ours(found: weights.Pretrained, arrays: Mapping[str, np.ndarray], factor: np
 
     gradients, logits = run(params)
     by_path = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(gradients)}
-    family = BY_TYPE[found.config["model_type"]]
-    return np.asarray(logits), dict(_tensors(family.entries(found.architecture), by_path))
+    entries = BY_TYPE[found.config["model_type"]].entries(found.architecture)
+    for entry in entries:  # of an array that is theirs times a factor: theirs moves logits by so much more
+        by_path[entry.ours] = by_path[entry.ours] * entry.layout.factor**2
+    return np.asarray(logits), dict(_tensors(entries, by_path))
 
 
 def compare(name: str, case: Case, fixtures: Path | None) -> dict[str, Any]:

@@ -79,8 +79,9 @@ def forward(model, ids, *, norm="pre", kind="layer", eps=1e-6, activation="gelu"
     def feed(layer, x):
         hidden = linear(layer.expand, x)
         gelu = lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-        act = {"gelu": gelu, "relu": lambda x: np.maximum(x, 0), "swiglu": lambda x: x / (1 + np.exp(-x))}[activation]
-        hidden = act(hidden) * (linear(layer.gate, x) if activation == "swiglu" else 1)
+        silu = lambda x: x / (1 + np.exp(-x))
+        act = {"gelu": gelu, "relu": lambda x: np.maximum(x, 0), "swiglu": silu, "geglu": gelu}[activation]
+        hidden = act(hidden) * (linear(layer.gate, x) if activation in ("swiglu", "geglu") else 1)
         return linear(layer.contract, hidden)
 
     for block in model.blocks:
@@ -98,7 +99,7 @@ SHAPES = (
     {},
     {"tie_embeddings": False, "position_embedding": "learned", "activation": "relu", "norm": "post"},
     {"activation": "swiglu", "norm_type": "rms", "qk_norm": True, "num_kv_heads": 2, "head_dim": 6},
-    {"norm": "post", "norm_type": "rms", "position_embedding": "none", "norm_epsilon": 1e-2},
+    {"norm": "post", "norm_type": "rms", "position_embedding": "none", "norm_epsilon": 1e-2, "activation": "geglu"},
 )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import weakref
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from xformer import weights
 from xformer.attention import ATTENTIONS, Nystrom, Shape
@@ -57,7 +58,7 @@ def load(name, **kwargs):
 def test_logits_equal_theirs(name):
     arrays, there = expected(name)
     found = load(name)
-    assert distance(call(found.model, arrays), there, arrays["mask"]) < 2e-6
+    assert distance(call(found.model, arrays), there, arrays["mask"]) < 2e-6 * max(1, np.abs(there).max())
     assert found.fresh == []
     assert all("pooler" in name or "seq_relationship" in name for name in found.unused)
 
@@ -71,7 +72,8 @@ def test_a_folder_written_holds_the_same_tensors_and_sizes(name, tmp_path):
     assert ours.keys() == theirs.keys() - set(found.unused)
     for key in ours.keys() - {"cls.predictions.bias"}:  # which an untied model does not read
         skipped = 2 if key == "nystromformer.embeddings.position_embeddings.weight" else 0  # rows that none reads
-        np.testing.assert_array_equal(ours[key][skipped:], theirs[key][skipped:])
+        exact = 0 if not key.endswith("SelfAttention.q.weight") else 2e-7  # T5's: times and divided by a root
+        np.testing.assert_allclose(ours[key][skipped:], theirs[key][skipped:], rtol=exact)
         assert ours[key].shape == theirs[key].shape
     before, after = (json.loads((path / "config.json").read_text()) for path in (FIXTURES / name, folder))
     spelt = ("attention_window", "classifier_dropout", "n_inner")  # null there, or one number for all layers
@@ -180,6 +182,31 @@ def test_released_nystrom_costs_what_it_computes(landmarks, conv_size):
     query, key = jnp.ones((2, 12, 4, 8)), jnp.ones((2, 12, 2, 8))
     counted = count(lambda q, k, v: op(q, k, v, params=params), query, key, key)
     assert op.cost(shape).flops == counted.flops
+
+
+def test_the_encoder_of_a_t5_alone(tmp_path):
+    """A folder of the encoder has no prefix and no head; another op keeps the bias where it has that position term."""
+    arrays, there = expected("t5_gated")
+    folder = shutil.copytree(FIXTURES / "t5_gated", tmp_path / "t5")
+    tensors = tensors_of(folder)
+    alone = {name.removeprefix("transformer."): x for name, x in tensors.items() if "classifier" not in name}
+    alone["encoder.embed_tokens.weight"] = alone["shared.weight"].copy()
+    save_file(alone, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(weights.WeightsError, match="has no head known here; give model="):
+        config = json.loads((folder / "config.json").read_text()) | {"architectures": ["T5EncoderModel"]}
+        (folder / "config.json").write_text(json.dumps(config))
+        weights.load(folder)
+    found = weights.load(folder, model="token_classifier")
+    assert found.fresh == ["classify/bias", "classify/kernel"] and found.unused == []
+    for name in ("weight", "bias"):
+        x = tensors[f"classifier.{name}"]
+        getattr(found.model.classify, "kernel" if name == "weight" else name)[...] = jnp.asarray(x.T)
+    assert distance(call(found.model, arrays), there, arrays["mask"]) < 2e-5
+    position = {"name": "t5", "num_buckets": 8, "max_distance": 20}
+    swapped = load("t5_gated", attention={"name": "window", "left": 60, "right": 60, "position": position})
+    assert distance(call(swapped.model, arrays), there, arrays["mask"]) < 2e-5
+    without = load("t5_gated", attention={"name": "window", "left": 60, "right": 60})
+    assert without.unused == ["transformer.encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
 
 
 def test_longformer_from_roberta_starts_with_the_same_logits():

@@ -67,7 +67,7 @@ def test_a_pickle_is_never_read(folder):
         ("{", "config.json can't be read"),
         ("[]", "config.json must hold an object, got list"),
         ("[" * 100_000, "config.json can't be read"),
-        ({"model_type": "t5"}, "model_type must be one of bert, roberta"),
+        ({"model_type": "t6"}, "model_type must be one of bert, roberta"),
         ({"model_type": ["bert"]}, "model_type must be one of"),
         ({"hidden_size": -24}, "hidden_size must be an integer of at least 1, got -24"),
         ({"hidden_size": "24"}, "hidden_size must be an integer"),
@@ -210,4 +210,4 @@ def test_a_full_folder_is_not_written_over(folder):
     with pytest.raises(weights.WeightsError, match="must be a new or an empty folder"):
         weights.save(found, folder)
     with pytest.raises(weights.WeightsError, match="model_type must be one of bert"):
-        weights.save(found, folder.parent / "new", model_type="t5")
+        weights.save(found, folder.parent / "new", model_type="t6")

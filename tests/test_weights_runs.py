@@ -210,6 +210,32 @@ def test_stacked_blocks_of_alternating_ops_take_the_arrays_of_their_own_layers(s
         np.testing.assert_array_equal(kernel, expected.T.reshape(1, 24, 3, 8))
 
 
+def test_a_model_section_of_a_t5_is_completed(texts, tmp_path):
+    """Its layers share the bias where the op has it, with the folder's own buckets; else nothing is shared."""
+    folder = shutil.copytree(FIXTURES / "t5_token_classifier", tmp_path / "t5")
+    (folder / "tokenizer.json").write_text(tokenizer_json())
+    config = config_of(FIXTURES / "roberta_classifier", texts) | {"model": {"name": "classifier"}}
+    config["task"]["tokenizer"], config["train"]["init_from"] = str(folder), f"hf:{folder}"
+    config["attention"] = {"name": "bigbird", "position": {"name": "t5"}}
+    built = experiment.build(config)
+    position = built.attention.position
+    assert (position.num_buckets, position.max_distance) == (8, 20) and built.config.model.share_attention_params
+    start = pretrained.source(str(folder), experiment.as_json(built.config), built.task.sizes(), 1)
+    there = load_file(folder / "model.safetensors")
+    bias = there["transformer.encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    np.testing.assert_array_equal(start.arrays["blocks/0/attention/attention_fn/params/position/bias"], bias.T)
+    assert not start.arrays["blocks/1/feed_forward/expand/bias"].any()
+    scanned = config | {"model": {"name": "classifier", "scan_layers": True}}
+    built = experiment.build(scanned)
+    start = pretrained.source(str(folder), experiment.as_json(built.config), built.task.sizes(), 1)
+    np.testing.assert_array_equal(start.arrays["blocks/attention/attention_fn/params/position/bias"], bias.T)
+    kernel = start.arrays["blocks/attention/key/kernel"][1]
+    expected = there["transformer.encoder.block.1.layer.0.SelfAttention.k.weight"]
+    np.testing.assert_array_equal(kernel, expected.T.reshape(kernel.shape))
+    config["attention"] = {"name": "bigbird"}
+    assert not experiment.build(config).config.model.share_attention_params
+
+
 def test_another_tokenizer_than_the_folders_is_said(source, texts, tmp_path, caplog):
     config = config_of(source, texts)
     built = experiment.build(config)

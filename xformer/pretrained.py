@@ -17,7 +17,7 @@ from xformer import tokenizer_files, weights
 from xformer.schema import ConfigError
 from xformer.train import WarmStartError, warm_start
 from xformer.tree_paths import BLOCKS, Blocks, path_name
-from xformer.weights.family import has_global_tokens
+from xformer.weights.family import has_global_tokens, has_t5_bias
 from xformer.weights.folder import CONFIG, Folder
 from xformer.weights.layout import Shape
 from xformer.weights.loading import describe
@@ -53,11 +53,16 @@ def fill(config: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"train.init_from: {error}") from error
     try:
         own = {"global_projections": has_global_tokens(config["attention"])}
+        if there["model"].get("share_attention_params"):
+            own["share_attention_params"] = has_t5_bias(config["attention"])
     except (ValueError, NotImplementedError):
         own = {}  # said when the op is built, with the key that is wrong
     task, attention = config["task"], config["attention"]
     if task.get("vocab") == "tokenizer" and task.get("tokenizer") is None:
         task = {**task, "tokenizer": folder}
+    position, of_folder = attention.get("position"), there["attention"].get("position")
+    if position and of_folder and position["name"] == of_folder["name"]:
+        attention = {**attention, "position": {**of_folder, **position}}
     if attention["name"] == there["attention"]["name"]:
         attention = {**there["attention"], **attention}
     return {**config, "model": {**there["model"], **own, **model}, "task": task, "attention": attention}
@@ -122,7 +127,7 @@ class _Arrays(Mapping[str, np.ndarray]):
 
     def __init__(self, tensors: Tensors, shapes: Mapping[str, Shape], blocks: Blocks, pad_id: int, num_ids: int | None):
         self._tensors, self._blocks, self._pad_id, self._num_ids = tensors, blocks, pad_id, num_ids
-        self._shapes = {path: shape for path, shape in shapes.items() if self._names(path)}
+        self._shapes = {path: x for path, x in shapes.items() if self._names(path) or tensors.is_zero(path)}
 
     def _names(self, path: str) -> list[str]:
         """The paths that an array is made of: its own, or one for each layer where blocks are stacked."""
@@ -130,14 +135,17 @@ class _Arrays(Mapping[str, np.ndarray]):
         if path.startswith(f"{BLOCKS}/") and self._blocks.scanned:
             layers, rest = self._blocks.layers(path)
             names = [f"{BLOCKS}/{layer}/{rest}" for layer in layers]
+            names = names[:1] if self._blocks.is_shared(path) else names
         return names if all(name in self._tensors.entries for name in names) else []
 
     def __getitem__(self, path: str) -> np.ndarray:
         shape = self._shapes[path]
         names = self._names(path)
+        if not names:
+            return np.zeros(shape, np.float32)
         try:
-            if not (self._blocks.scanned and path.startswith(f"{BLOCKS}/")):
-                x = self._tensors.read(path, shape)
+            if not (self._blocks.scanned and path.startswith(f"{BLOCKS}/")) or self._blocks.is_shared(path):
+                x = self._tensors.read(names[0], shape)
                 return swapped(x, self._pad_id)[: self._num_ids] if path in BY_ID else x
             return np.stack([self._tensors.read(layer, shape[1:]) for layer in names])
         except weights.WeightsError as error:

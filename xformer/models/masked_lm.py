@@ -11,7 +11,7 @@ from flax import nnx
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.nn import Activation, at_places
 from xformer.nn.check import check_sizes
-from xformer.nn.feed_forward import ACTIVATIONS
+from xformer.nn.feed_forward import ACTIVATIONS, GATED
 from xformer.nn.norm import make_norm
 
 Array = jax.Array
@@ -52,7 +52,7 @@ class MaskedLanguageModel(Encoder):
     ):
         if mask_token not in ("vector", "row"):
             raise ValueError(f"mask_token must be 'vector' or 'row', got {mask_token!r}")
-        if head_activation not in ACTIVATIONS or head_activation == "swiglu":
+        if head_activation not in ACTIVATIONS or head_activation in GATED:
             raise ValueError(f"head_activation must be gelu, gelu_exact, relu or silu, got {head_activation!r}")
         num_logits = vocab_size - (mask_token == "vector")
         check_sizes(vocab_size=num_logits)

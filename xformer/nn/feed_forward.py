@@ -15,14 +15,17 @@ from xformer.nn.check import check_rates, check_sizes
 from xformer.nn.tokens import flatten
 
 Array = jax.Array
-Activation = Literal["gelu", "gelu_exact", "relu", "silu", "swiglu"]
+Activation = Literal["gelu", "gelu_exact", "relu", "silu", "swiglu", "geglu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": nnx.gelu,
     "gelu_exact": functools.partial(nnx.gelu, approximate=False),
     "relu": nnx.relu,
     "silu": nnx.silu,
     "swiglu": nnx.silu,
+    "geglu": nnx.gelu,
 }
+GATED = ("swiglu", "geglu")
+"""Activations whose hidden layer is multiplied by that of a third dense layer."""
 
 
 class FeedForward(nnx.Module):
@@ -34,7 +37,7 @@ class FeedForward(nnx.Module):
       dropout_rate: share of the hidden features dropped in training.
       activation: applied to the hidden layer: "gelu" (its tanh form), "gelu_exact" (as defined in
         Hendrycks and Gimpel 2016), "relu", "silu", or any function. "swiglu": the hidden layer is silu(x W) * (x V), V
-        being a third dense layer, `gate` (Shazeer 2020, equation 6).
+        being a third dense layer, `gate`; "geglu": with gelu in place of silu (Shazeer 2020, equation 6).
       dtype: of the computation; param_dtype: of the parameters.
       rngs: stream `params` draws the Glorot-uniform kernels.
     """
@@ -63,7 +66,7 @@ class FeedForward(nnx.Module):
         self.expand = nnx.Linear(width, mlp_dim, **kwargs)
         self.contract = nnx.Linear(mlp_dim, width, **kwargs)
         self.dropout = nnx.Dropout(dropout_rate)
-        self.gate = nnx.Linear(width, mlp_dim, **kwargs) if activation == "swiglu" else None
+        self.gate = nnx.Linear(width, mlp_dim, **kwargs) if activation in GATED else None
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
     def __call__(

@@ -14,8 +14,9 @@ from xformer.weights.keys import Keys
 from xformer.weights.longformer import LONGFORMER
 from xformer.weights.nystromformer import NYSTROMFORMER
 from xformer.weights.roberta import ROBERTA
+from xformer.weights.t5 import T5
 
-FAMILIES: Sequence[Family] = (BERT, ROBERTA, GPT2, BIG_BIRD, LONGFORMER, NYSTROMFORMER)
+FAMILIES: Sequence[Family] = (BERT, ROBERTA, GPT2, BIG_BIRD, LONGFORMER, NYSTROMFORMER, T5)
 
 BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.names}
 """Model type in a `config.json` -> its family."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Dtype
 
-from xformer.attention import Attention, build, entries
+from xformer.attention import Attention, T5Bias, build, entries
 from xformer.models import MODELS
 from xformer.weights.errors import WeightsError
 from xformer.weights.keys import Keys
@@ -79,6 +79,9 @@ class Family:
       read: a config and one of `models` -> the architecture.
       entries: an architecture -> every array that a folder has.
       write: an architecture -> what a `config.json` says of it; `read` of that gives the same architecture.
+      heads: our models that are classes there, and how the names of these end.
+      zero: a pattern of our paths that a folder has nothing for, since there is nothing there: zeros. None: there are
+        none.
       released: a config and the attention section that `read` gave -> the section of an op that computes what their
         code does, where that is something else than the paper's; None: it is not.
       equal_as_released_only: whether logits of every folder are theirs with that op alone.
@@ -91,13 +94,15 @@ class Family:
     read: Callable[[Keys, str], Architecture]
     entries: Callable[[Architecture], list[Entry]]
     write: Callable[[Architecture], dict[str, Any]]
+    heads: Mapping[str, str] = dataclasses.field(default_factory=lambda: HEADS)
+    zero: str | None = None
     released: Callable[[Keys, Mapping[str, Any]], dict[str, Any]] | None = None
     equal_as_released_only: bool = False
     ignored: Sequence[str] = ()
 
-    def class_name(self, model_type: str, model: str) -> str:
-        """The class there that is a model of ours."""
-        return self.names[model_type] + HEADS[model]
+    def class_name(self, model_type: str, model: str) -> str | None:
+        """The class there that is a model of ours; None where none is."""
+        return self.names[model_type] + self.heads[model] if model in self.heads else None
 
 
 def linear(ours: str, theirs: str, layout: Layout = LINEAR, *, older: str | None = None) -> list[Entry]:
@@ -117,6 +122,11 @@ def has_global_tokens(section: Mapping[str, Any]) -> bool:
     Raises ValueError and NotImplementedError as `xformer.attention.build` does.
     """
     return all(op.GLOBAL_TOKENS for op in entries(build(section)))
+
+
+def has_t5_bias(section: Mapping[str, Any]) -> bool:
+    """Whether the op of an attention section has T5's relative bias, which all layers share. Raises as `build` does."""
+    return isinstance(getattr(build(section), "position", None), T5Bias)
 
 
 def num_labels(keys: Keys) -> int:

@@ -20,12 +20,14 @@ class Layout:
         `[*in, *out]` of ours and `[out, in]` there. "conv1d": a kernel that is `[in, out]` there too (GPT-2).
         "depthwise": `[heads, size]` of ours and `[heads, 1, size, 1]` there (Nystromformer's convolutions).
       inputs: axes of our kernel that are inputs.
+      factor: what the numbers there are multiplied by.
       skip: rows of a table there that are before the first of ours, and written as zeros.
       part, parts: which piece of the tensor's last axis it is, and of how many equal ones (GPT-2's fused c_attn).
     """
 
     kind: Literal["same", "vector", "linear", "conv1d", "depthwise"] = "same"
     inputs: int = 1
+    factor: float = 1.0
     skip: int = 0
     part: int = 0
     parts: int = 1
@@ -49,10 +51,12 @@ class Layout:
             return theirs.reshape(shape)
         x = theirs.T if self.kind == "linear" else theirs[self.skip :]
         size = x.shape[-1] // self.parts
-        return x[..., self.part * size : (self.part + 1) * size].reshape(shape)
+        part = x[..., self.part * size : (self.part + 1) * size].reshape(shape)
+        return part if self.factor == 1 else part * np.asarray(self.factor, part.dtype)
 
     def theirs(self, ours: np.ndarray) -> np.ndarray:
         """The tensor there, or the part of it, of our array."""
+        ours = ours if self.factor == 1 else ours / np.asarray(self.factor, ours.dtype)
         if self.skip:
             return np.concatenate([np.zeros_like(ours, shape=(self.skip, *ours.shape[1:])), ours])
         piece = dataclasses.replace(self, parts=1).shape(ours.shape)

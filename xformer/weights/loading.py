@@ -19,7 +19,7 @@ from xformer import extras, tokenizer_files
 from xformer.tree_paths import path_name
 from xformer.weights import families, position_tables
 from xformer.weights.errors import WeightsError
-from xformer.weights.family import Architecture, Family, has_global_tokens
+from xformer.weights.family import Architecture, Family, has_global_tokens, has_t5_bias
 from xformer.weights.folder import CONFIG, Folder
 from xformer.weights.keys import Keys
 from xformer.weights.layout import Shape
@@ -126,9 +126,12 @@ def load(
     changes["num_classes"] = num_classes
     changed = {key: value for key, value in changes.items() if value is not None}
     own = dict(architecture.options)
-    if attention is not None and own.get("global_projections"):
+    if attention is not None:
         try:
-            own["global_projections"] = has_global_tokens(attention)  # other ops have none to project
+            if own.get("global_projections"):
+                own["global_projections"] = has_global_tokens(attention)  # other ops have none to project
+            if own.get("share_attention_params"):
+                own["share_attention_params"] = has_t5_bias(attention)
         except (ValueError, NotImplementedError) as error:
             raise WeightsError(f"attention: {error}") from error
     changed["options"] = {**own, **(options or {})}
@@ -187,7 +190,7 @@ def released(folder: Folder, family: Family, architecture: Architecture) -> Arch
     return dataclasses.replace(architecture, attention=section)
 
 
-def way(tensors: Tensors, path: str, shape: Shape, offset: int) -> Literal["as it is", "fitted", "fresh"]:
+def way(tensors: Tensors, path: str, shape: Shape, offset: int) -> Literal["as it is", "fitted", "zero", "fresh"]:
     """How our array of this path comes out of a folder, told from headers alone.
 
     Args:
@@ -197,7 +200,7 @@ def way(tensors: Tensors, path: str, shape: Shape, offset: int) -> Literal["as i
       WeightsError: the tensor has a shape that does not fit.
     """
     if path not in tensors.entries:
-        return "fresh"
+        return "zero" if tensors.is_zero(path) else "fresh"
     if (wrong := tensors.misfit(path, shape)) is None:
         return "as it is"
     entry, name = tensors.entries[path]
@@ -212,6 +215,8 @@ def way(tensors: Tensors, path: str, shape: Shape, offset: int) -> Literal["as i
 def read(tensors: Tensors, path: str, shape: Shape, offset: int, positions: Extension) -> np.ndarray | None:
     """Our array of this path; None for what is drawn freshly. WeightsError as `way`."""
     how = way(tensors, path, shape, offset)
+    if how == "zero":
+        return np.zeros(shape, np.float32)
     if how != "fitted":
         return tensors.read(path, shape) if how == "as it is" else None
     entry, name = tensors.entries[path]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,7 +78,8 @@ def save(
     if own_tokenizer is not None:
         arrays |= {name: swapped(np.asarray(arrays[name]), own_tokenizer[0]) for name in BY_ID if name in arrays}
     entries = family.entries(source.architecture)
-    if lost := sorted(arrays.keys() - {entry.ours for entry in entries}):
+    is_zero = lambda name: family.zero is not None and re.search(family.zero, name) and not np.any(arrays[name])
+    if lost := sorted(name for name in arrays.keys() - {entry.ours for entry in entries} if not is_zero(name)):
         raise WeightsError(f"the model can't be saved as {chosen}, which has no place for {', '.join(lost[:6])}")
     path.mkdir(parents=True, exist_ok=True)
     _write_tensors(path, entries, arrays, shard_bytes)
@@ -128,8 +130,9 @@ def _tokenizer(model: Any, source: Pretrained) -> tuple[int, dict[str, Any]] | N
 
 def differences(architecture: Architecture, family: Family) -> list[str]:
     """What of an architecture a family can't say, a sentence for each; empty where it is one of theirs."""
-    if architecture.model not in family.models:
-        return [f"model.name is {architecture.model!r}, there is {' or '.join(family.models)}"]
+    known = [model for model in family.models if model in family.heads]
+    if architecture.model not in known:
+        return [f"model.name is {architecture.model!r}, there is {' or '.join(known)}"]
     try:
         keys = Keys(family.write(architecture))
         there = family.read(keys, architecture.model)

@@ -31,7 +31,7 @@ class Tensors:
     """
 
     def __init__(self, folder: Folder, family: Family, architecture: Architecture):
-        self.folder = folder
+        self.folder, self._zero = folder, family.zero
         self.entries: dict[str, tuple[Entry, str]] = {}
         for entry in family.entries(architecture):
             found = next((name for name in _names(entry, family.prefix) if name in folder.tensors), None)
@@ -42,6 +42,10 @@ class Tensors:
         copies = {copy for entry, _ in self.entries.values() for copy in entry.copies}
         self._known = {name for _, name in self.entries.values()} | copies
         self._ignored = re.compile("|".join((r"(^|\.)(position|token_type)_ids$", *family.ignored)))
+
+    def is_zero(self, path: str) -> bool:
+        """Whether our array of this path is zero, as the models there have nothing in its place."""
+        return self._zero is not None and re.search(self._zero, path) is not None
 
     @property
     def unused(self) -> list[str]:
