@@ -184,6 +184,18 @@ def test_released_nystrom_costs_what_it_computes(landmarks, conv_size):
     assert op.cost(shape).flops == counted.flops
 
 
+@pytest.mark.parametrize("name", ["roberta_classifier", "t5_gated", "longformer_masked_lm"])
+def test_scanned_layers_are_filled_too(name, tmp_path):
+    """Of one op, of a shared bias, and of two ops in turn; saved they are layer by layer again."""
+    arrays, there = expected(name)
+    found = load(name, options={"scan_layers": True})
+    assert found.fresh == [] and found.unused == []
+    assert distance(call(found.model, arrays), there, arrays["mask"]) < 2e-6 * max(1, np.abs(there).max())
+    ours, theirs = tensors_of(weights.save(found, tmp_path / "out")), tensors_of(FIXTURES / name)
+    for key, x in theirs.items():
+        np.testing.assert_allclose(ours[key], x, rtol=2e-7)
+
+
 def test_the_encoder_of_a_t5_alone(tmp_path):
     """A folder of the encoder has no prefix and no head; another op keeps the bias where it has that position term."""
     arrays, there = expected("t5_gated")

@@ -116,6 +116,28 @@ def test_arguments(folder, kwargs, expected):
     assert expected in message(folder, **kwargs)
 
 
+@pytest.mark.parametrize(
+    "name, content, expected",
+    [
+        (
+            "nystromformer_masked_lm",
+            {"conv_kernel_size": 4},
+            "no model can be made of it: Nystrom.conv_size must be odd",
+        ),
+        ("nystromformer_masked_lm", {"num_landmarks": 3}, "segment_means_len must be a multiple of num_landmarks 3"),
+        ("nystromformer_masked_lm", {"inv_coeff_init_option": True}, "inv_coeff_init_option must be False only"),
+        ("t5_gated", {"relative_attention_num_buckets": 1}, "T5Bias.num_buckets must be an integer of at least 4"),
+        ("t5_gated", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj must be relu or gelu or"),
+        ("t5_gated", {"d_kv": 5}, "must have shape [15, 24], got [21, 24]"),
+        ("gpt2_classifier", {"n_embd": 27}, "c_attn.bias must have shape [81], got [72]"),
+    ],
+)
+def test_configs_of_other_families(name, content, expected, tmp_path):
+    folder = shutil.copytree(FIXTURES / name, tmp_path / name)
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | content))
+    assert expected in message(folder)
+
+
 def test_another_op_for_a_longformer_is_refused_in_one_line():
     text = message(FIXTURES / "longformer_masked_lm", attention={"name": "windw"})
     assert text.startswith("attention") and "did you mean window?" in text

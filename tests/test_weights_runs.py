@@ -79,6 +79,17 @@ def test_a_folder_has_its_tokenizer(source, tmp_path):
         _ = weights.load(folder).tokenizer
 
 
+def test_how_far_a_text_moves(source):
+    """A text is read by the folder's tokenizer, and cut at the shorter of the models."""
+    before, after = weights.load(source), weights.load(source, attention={"name": "window", "left": 1, "right": 1})
+    ids = np.array([[0, 5, 6, 7, 8, 2]], np.int32)
+    assert weights.moved(before, after, "w0 w1 w2 w3") == weights.moved(before, after, ids)
+    assert weights.moved(before, after, "w1 " * 100)["largest"] > 0
+    bare = weights.load(FIXTURES / "roberta_classifier")
+    with pytest.raises(weights.WeightsError, match="has no tokenizer to read a text with; give token ids"):
+        weights.moved(bare, after, "w0")
+
+
 @pytest.mark.parametrize(
     "content, reason",
     [("{", "no tokenizer.json"), (tokenizers.Tokenizer(tokenizers.models.BPE()).to_str(), "a token for padding")],

@@ -16,7 +16,7 @@ from flax import nnx
 from xformer import tokenizer_files, weights
 from xformer.schema import ConfigError
 from xformer.train import WarmStartError, warm_start
-from xformer.tree_paths import BLOCKS, Blocks, path_name
+from xformer.tree_paths import path_name
 from xformer.weights.family import has_global_tokens, has_t5_bias
 from xformer.weights.folder import CONFIG, Folder
 from xformer.weights.layout import Shape
@@ -90,9 +90,8 @@ def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any], pad_i
         tensors = Tensors(folder, family, there)
     except weights.WeightsError as error:
         raise WarmStartError(f"init_from: {error}") from error
-    model: Any = nnx.eval_shape(lambda: there.make(nnx.Rngs(0)))
-    blocks = Blocks(model.num_layers, model.period, model.scan_layers, model.share_attention_params)
-    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
+    make = lambda: there.make(nnx.Rngs(0))
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(nnx.eval_shape(make), nnx.Param))
     shapes = {path_name(at): leaf.shape for at, leaf in leaves}
     offset = there.options.get("position_offset", 0)
     as_there = config["task"].get("vocab") == "tokenizer"
@@ -103,7 +102,7 @@ def source(path: str, config: Mapping[str, Any], sizes: Mapping[str, Any], pad_i
             "init_from: the tokenizer of %s is not that of task.tokenizer %s: of %d ids it has other tokens",
             folder.path, config["task"]["tokenizer"], others,
         )  # fmt: skip
-    arrays = _Arrays(tensors, shapes, blocks, pad_id if as_there else 0, sizes.get("vocab_size") if as_there else None)
+    arrays = _Arrays(tensors, shapes, pad_id if as_there else 0, sizes.get("vocab_size") if as_there else None)
     return warm_start.Source(folder.path.absolute(), _digest(folder), offset, arrays)
 
 
@@ -125,31 +124,19 @@ def check_meaning(folder: Folder, there: Mapping[str, Any], here: Mapping[str, A
 class _Arrays(Mapping[str, np.ndarray]):
     """The arrays of a folder by the paths of our model, each read when it is asked for."""
 
-    def __init__(self, tensors: Tensors, shapes: Mapping[str, Shape], blocks: Blocks, pad_id: int, num_ids: int | None):
-        self._tensors, self._blocks, self._pad_id, self._num_ids = tensors, blocks, pad_id, num_ids
-        self._shapes = {path: x for path, x in shapes.items() if self._names(path) or tensors.is_zero(path)}
-
-    def _names(self, path: str) -> list[str]:
-        """The paths that an array is made of: its own, or one for each layer where blocks are stacked."""
-        names = [path]
-        if path.startswith(f"{BLOCKS}/") and self._blocks.scanned:
-            layers, rest = self._blocks.layers(path)
-            names = [f"{BLOCKS}/{layer}/{rest}" for layer in layers]
-            names = names[:1] if self._blocks.is_shared(path) else names
-        return names if all(name in self._tensors.entries for name in names) else []
+    def __init__(self, tensors: Tensors, shapes: Mapping[str, Shape], pad_id: int, num_ids: int | None):
+        self._tensors, self._pad_id, self._num_ids = tensors, pad_id, num_ids
+        self._shapes = {path: x for path, x in shapes.items() if tensors.layers(path) or tensors.is_zero(path)}
 
     def __getitem__(self, path: str) -> np.ndarray:
         shape = self._shapes[path]
-        names = self._names(path)
-        if not names:
+        if not self._tensors.layers(path):
             return np.zeros(shape, np.float32)
         try:
-            if not (self._blocks.scanned and path.startswith(f"{BLOCKS}/")) or self._blocks.is_shared(path):
-                x = self._tensors.read(names[0], shape)
-                return swapped(x, self._pad_id)[: self._num_ids] if path in BY_ID else x
-            return np.stack([self._tensors.read(layer, shape[1:]) for layer in names])
+            x = self._tensors.read(path, shape)
         except weights.WeightsError as error:
             raise WarmStartError(f"init_from: {error}") from error
+        return swapped(x, self._pad_id)[: self._num_ids] if path in BY_ID else x
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)

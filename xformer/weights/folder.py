@@ -19,7 +19,8 @@ CONFIG, ONE_FILE, INDEX = "config.json", "model.safetensors", "model.safetensors
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin")
 DTYPES = ("F64", "F32", "F16", "BF16")
 CONVERT = (
-    "python -c \"import torch, safetensors.torch as s; p = torch.load('pytorch_model.bin', weights_only=True); "
+    'python -c "import glob, torch, safetensors.torch as s; p = {}; '
+    "[p.update(torch.load(f, weights_only=True)) for f in glob.glob('*model*.bin')]; "
     "s.save_file({k: v.clone().contiguous() for k, v in p.items()}, 'model.safetensors')\""
 )
 

@@ -16,7 +16,7 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer import extras, tokenizer_files
-from xformer.tree_paths import path_name
+from xformer.tree_paths import BLOCKS, path_name
 from xformer.weights import families, position_tables
 from xformer.weights.errors import WeightsError
 from xformer.weights.family import Architecture, Family, has_global_tokens, has_t5_bias
@@ -137,10 +137,13 @@ def load(
     changed["options"] = {**own, **(options or {})}
     position_tables.check_extension(positions)
     architecture = dataclasses.replace(architecture, **changed)
-    tensors = Tensors(folder, family, architecture)
     make = lambda: architecture.make(nnx.Rngs(seed), dtype, param_dtype)
     try:
+        _ = architecture.op
+        tensors = Tensors(folder, family, architecture)  # what is missing is said before the model is made
         abstract = nnx.eval_shape(make)
+    except WeightsError:
+        raise
     except (ValueError, TypeError, NotImplementedError) as error:
         given = {**changes, "options": options or None}
         asked = ", ".join(name for name, value in given.items() if value is not None)
@@ -199,10 +202,12 @@ def way(tensors: Tensors, path: str, shape: Shape, offset: int) -> Literal["as i
     Raises:
       WeightsError: the tensor has a shape that does not fit.
     """
-    if path not in tensors.entries:
+    if not tensors.layers(path):
         return "zero" if tensors.is_zero(path) else "fresh"
     if (wrong := tensors.misfit(path, shape)) is None:
         return "as it is"
+    if path.startswith(f"{BLOCKS}/"):
+        raise WeightsError(wrong)
     entry, name = tensors.entries[path]
     there = tensors.folder.shape(name)
     if path == POSITIONS and len(there) == 2 and there[1] == shape[1] and there[0] > offset + entry.layout.skip:
