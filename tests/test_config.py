@@ -61,6 +61,7 @@ def test_all_shipped_configs_are_known_here():
     assert set(shipped.names()) == {*EXPERIMENTS, *SIZES, *COMPARISONS, "finetune"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", ["bigbird", "longformer", "linformer", "shaw"])
 def test_a_checkpoint_is_tuned_with_any_variant(variant, tmp_path, monkeypatch):
     """The sizes of the model are the folder's; without a folder one line says so."""

@@ -174,6 +174,7 @@ def test_nystromformer_by_the_paper_is_something_else(tmp_path):
     np.testing.assert_array_equal(longer.model.positions.table[...], np.concatenate([table[2:], table[2:21]]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("landmarks, conv_size", [(4, 3), (12, 5), (12, None)])
 def test_released_nystrom_costs_what_it_computes(landmarks, conv_size):
     op = ReleasedNystrom(num_landmarks=landmarks, segment_means_len=12, conv_size=conv_size, implementation="xla")
@@ -184,7 +185,8 @@ def test_released_nystrom_costs_what_it_computes(landmarks, conv_size):
     assert op.cost(shape).flops == counted.flops
 
 
-@pytest.mark.parametrize("name", ["roberta_classifier", "t5_gated", "longformer_masked_lm"])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["t5_gated", "roberta_classifier", "longformer_masked_lm"])
 def test_scanned_layers_are_filled_too(name, tmp_path):
     """Of one op, of a shared bias, and of two ops in turn; saved they are layer by layer again."""
     arrays, there = expected(name)

@@ -143,6 +143,10 @@ def test_a_run_becomes_a_folder_that_it_can_start_from(source, finished, tmp_pat
     assert before.keys() == after.keys()
     for name, x in before.items():
         np.testing.assert_allclose(after[name], x, atol=1e-6)
+    assert json.loads((folder / "tokenizer_config.json").read_text()) == {
+        "tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>",
+        "unk_token": "<unk>", "mask_token": "<mask>",
+    }  # fmt: skip
     theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = np.array([theirs.encode("w5 w6 w7").ids], np.int32)
     here = run.model(**run.preprocess(["w5 w6 w7"]))

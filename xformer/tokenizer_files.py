@@ -70,6 +70,18 @@ def tokens(path: str | Path) -> dict[int, str]:
     return {index: token for token, index in found.items()}
 
 
+def config(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
+    """What a `tokenizer_config.json` says of a `tokenizer.json`'s content: to take it as it is, and its special tokens.
+
+    Without it transformers makes a tokenizer of its own for the type of the model, with the vocabulary alone.
+    """
+    found = tokenizers.Tokenizer.from_str(json.dumps(content))
+    special = {token["content"] for token in content.get("added_tokens", ()) if token.get("special")}
+    roles = {role: token for known in (ROBERTA, BERT) for role, token in known.items() if token in special}
+    roles["pad"] = found.id_to_token(pad_id)
+    return {"tokenizer_class": "PreTrainedTokenizerFast"} | {f"{role}_token": token for role, token in roles.items()}
+
+
 def with_padding(content: Mapping[str, Any], pad_id: int, token: str = "[PAD]") -> dict[str, Any]:
     """The content of a `tokenizer.json` that says which id pads."""
     padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_type_id": 0}

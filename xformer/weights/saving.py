@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from xformer import extras
+from xformer import extras, tokenizer_files
 from xformer.attention import Attention, BigBird
 from xformer.models import MODELS, Encoder
 from xformer.tree_paths import path_name
@@ -94,6 +94,8 @@ def save(
     if own_tokenizer is not None:
         content |= {"pad_token_id": own_tokenizer[0]}
         (path / "tokenizer.json").write_text(json.dumps(own_tokenizer[1]) + "\n", encoding="utf-8")
+        told = tokenizer_files.config(own_tokenizer[1], own_tokenizer[0])
+        (path / "tokenizer_config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     names = list(getattr(model, "class_names", ()))
     if len(names) == source.architecture.num_classes:
         content |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
