@@ -102,11 +102,11 @@ def ours(case: Case) -> Contender:
     )  # fmt: skip
     graphdef, state = nnx.split(model)
     numbers, settings = request.numbers, request.settings
-    texts, caches = streaming.begin(graphdef, state, request.tokens, request.lengths, numbers, settings)
+    texts, caches, _ = streaming.begin(graphdef, state, request.tokens, request.lengths, numbers, settings)
     held = [texts, caches]
     seen = np.asarray(caches[0].length)
     until = np.int32(STEPS + 1)
-    run = streaming.go_on.lower(graphdef, state, texts, caches, until, numbers, settings).compile()
+    run = streaming.go_on.lower(graphdef, state, texts, caches, None, until, numbers, settings).compile()
 
     def turn() -> Spent:
         texts, caches = held[0], [at_length(cache, seen) for cache in held[1]]
@@ -114,7 +114,7 @@ def ours(case: Case) -> Contender:
         jax.block_until_ready((texts, caches))
 
         def steps() -> None:
-            held[:] = jax.block_until_ready(run(state, texts, caches, until, numbers))
+            held[:] = jax.block_until_ready(run(state, texts, caches, None, until, numbers))
 
         return Spent.on(steps)
 

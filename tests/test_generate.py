@@ -200,7 +200,7 @@ def test_a_step_copies_no_cache(name):
     length = jnp.full((batch,) if by_row else (), 300, jnp.int32)
     caches = [dataclasses.replace(cache, length=length) for cache in model.init_caches(batch)]
     texts = sampling.begin(jnp.zeros((batch, 11)), SETTINGS, NUMBERS)
-    program = streaming.go_on.lower(*nnx.split(model), texts, caches, np.int32(3), NUMBERS, SETTINGS).compile()
+    program = streaming.go_on.lower(*nnx.split(model), texts, caches, None, np.int32(3), NUMBERS, SETTINGS).compile()
     assert program.memory_analysis().temp_size_in_bytes < caches[0].key_rows.nbytes / 2
 
 

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "xformer.models": {"xformer.nn", "xformer.attention", "xformer.layer_terms"},
     "xformer.tokenizer_files": {"xformer.extras"},
     "xformer.weights": {"xformer.models", "xformer.attention", "xformer.extras", "xformer.tokenizer_files"},
-    "xformer.tasks": {"xformer.extras", "xformer.tokenizer_files"},
+    "xformer.tasks": {"xformer.extras", "xformer.generate", "xformer.tokenizer_files"},
     "xformer.cost": {"xformer.attention"},
     "xformer.critical_path": {"xformer.cost"},
     "xformer.difference": set(),

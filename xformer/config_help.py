@@ -10,7 +10,7 @@ from xformer import lookup, schema
 from xformer.attention import ATTENTIONS, POSITIONS
 from xformer.models import MODELS
 from xformer.schema import REQUIRED, Parameter
-from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, ops, takes_of, task_sections
+from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, all_ops, slots, takes_of, task_sections
 from xformer.tasks import TASKS
 
 BY_LENGTH = "chosen for the length of the inputs"
@@ -24,7 +24,7 @@ def experiment_help(config: Mapping[str, Any]) -> str:
     """
     model = config["model"]
     rows = [_row("name", config, Parameter(str)), _row("seed", config, Parameter(int, 0))]
-    for path, op in ops(config["attention"]).items():  # one, or those of a stack
+    for path, op in all_ops(config).items():  # one, or those of a stack
         position = op["position"]
         rows += [
             _named(path, op, ATTENTIONS),
@@ -33,7 +33,8 @@ def experiment_help(config: Mapping[str, Any]) -> str:
             *_rows(f"{path}.position", position, POSITIONS[position["name"]], by_length=True),
         ]
     model_class = MODELS[model["name"]]
-    given = tuple(key for key in schema.parameters(model_class) if key not in model)  # by the data or by other sections
+    # By the data or by other sections; slots have rows of their own.
+    given = tuple(key for key in schema.parameters(model_class) if key not in model or key in slots(model["name"]))
     rows += [
         _named("model", model, MODELS),
         *_rows("model", model, model_class, given),

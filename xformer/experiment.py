@@ -184,6 +184,9 @@ def build(config: Mapping | ConfigDict, *, quiet: bool = False) -> Experiment:
     del model_args["name"]
     num_positions = _num_positions(model, task.length, model_args)
     op, checked["attention"] = sections.build_attention(checked, num_positions)
+    model_slots, complete_slots = sections.build_slots(checked, {**task.sizes(), "max_len": num_positions})
+    checked["model"] |= complete_slots
+    model_args |= model_slots
     judged, checked["train"]["select_metric"] = parts.judged(task, checked["train"])
     # The metric and its own direction, so that the config of a run says them.
     select = lambda: selection(TrainConfig(**checked["train"]), judged.better)
@@ -275,10 +278,11 @@ def _remarks(experiment: Experiment, num_positions: int) -> Iterator[str]:
             f"optimizer.warmup_steps: {warmup_steps} is above train.num_steps {num_steps}, "
             "so the learning rate never reaches its peak"
         )
-    terms = (getattr(op, "position", None) for op in attention.entries(experiment.attention))
-    for part in (experiment.attention, *terms):
-        for remark in getattr(part, "remarks", lambda _: ())(num_positions):
-            yield f"attention: {remark}"
+    for slot, op in {"attention": experiment.attention, **experiment.model_args}.items():
+        if isinstance(op, attention.Attention):
+            for part in (op, *(getattr(entry, "position", None) for entry in attention.entries(op))):
+                for remark in getattr(part, "remarks", lambda _: ())(num_positions):
+                    yield f"{slot}: {remark}"
 
 
 def _check_together(experiment: Experiment) -> None:

@@ -11,6 +11,7 @@ PACKAGES = {
     "report": ("matplotlib", "jinja2", "scipy", "sklearn", "PIL"),
     "tensorboard": ("tensorboardX",),
     "music": ("mido",),
+    "translation": ("sacrebleu",),
     "ray": ("ray",),
     "submitit": ("submitit",),
     "wandb": ("wandb",),

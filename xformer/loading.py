@@ -102,10 +102,11 @@ class Loaded:
         seed: int = 0,
         batch_size: int = 32,
     ) -> list[str]:
-        """How the model goes on with texts, which are beginnings of documents; "" lets it begin one itself.
+        """How the model goes on with texts, which are beginnings of documents; "" lets it begin one itself. Of a model
+        from one text to another (translation): the target of each.
 
-        Of a text that leaves no room for `max_tokens` more within `max_len`, the last tokens are read, and a warning
-        says of how many. See `xformer.generate.generate` for how tokens are chosen.
+        Of a text that leaves no room for `max_tokens` more within `max_len`, the last tokens are read; of a source the
+        first `max_len`. A warning says of how many. See `xformer.generate.generate` for how tokens are chosen.
 
         Args:
           texts: strings.
@@ -118,7 +119,7 @@ class Loaded:
 
         Raises:
           ValueError: the model does not generate, texts that are no list of strings, an argument out of range, or
-            `max_tokens` above the model's `max_len`.
+            `max_tokens` above the model's `max_len`, or of targets its `target_max_len`; an empty source.
         """
         check_integer("batch_size", batch_size)
         prompts, end_id = self._prompts(texts, max_tokens)
@@ -181,19 +182,37 @@ class Loaded:
 
     def _prompts(self, texts: Sequence[str], max_tokens: int) -> tuple[list[list[int]], int]:
         """The tokens of texts, the last of those that are too long, and the end of a text. Raises as `generate`."""
-        check_integer("max_tokens", max_tokens, at_most=self.preprocess.max_len)
-        family = self.family
+        family, reads = self.family, isinstance(self.family, tasks.TargetTokens)
         if not isinstance(family, tasks.NextTokens) or not hasattr(self.model, "init_caches"):
-            raise ValueError(f"task {self.config.task.name} does not generate: a language_model's does")
+            raise ValueError(f"task {self.config.task.name} does not generate: a language_model's or a translation's does")
+        check_integer("max_tokens", max_tokens, at_most=self.max_tokens)
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
         prompts, room = family.prompts(self.preprocess.vocabulary, texts), self.preprocess.max_len - max_tokens + 1
+        if reads:
+            return self._sources(texts, prompts), family.end_id
         if long := sum(len(prompt) > room for prompt in prompts):
             logger.warning(
                 "%d of %d texts leave no room for %d tokens within max_len %d: their last %d tokens are read",
                 long, len(texts), max_tokens, self.preprocess.max_len, room,
             )  # fmt: skip
         return [prompt[-room:] for prompt in prompts], family.end_id
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that can be generated for a text at most."""
+        return int(getattr(self.model, "target_max_len", self.preprocess.max_len))
+
+    def _sources(self, texts: Sequence[str], sources: list[list[int]]) -> list[list[int]]:
+        """The first tokens of sources that are too long, with a warning. Raises ValueError for an empty one."""
+        if (empty := next((index for index, text in enumerate(texts) if not text.strip()), None)) is not None:
+            raise ValueError(f"texts must not be empty, as there is nothing to translate, got {texts[empty]!r} at {empty}")
+        most = self.preprocess.max_len
+        if long := sum(len(source) > most for source in sources):
+            logger.warning(
+                "%d of %d texts are longer than max_len %d tokens: their first %d are read", long, len(texts), most, most
+            )
+        return [source[:most] for source in sources]
 
 
 def _padded(prompts: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray, np.ndarray]:

@@ -66,6 +66,14 @@ def causal(section: Mapping[str, Any]) -> dict[str, Any]:
     return {**section, "causal": True}
 
 
+def takes(section: Mapping[str, Any], argument: str) -> bool:
+    """Whether the op of an attention section honours an argument of a call, such as `segment_ids`.
+
+    True of one that is looked up when the run is built.
+    """
+    return section["name"] not in ATTENTIONS or argument not in ATTENTIONS[section["name"]].REFUSES
+
+
 def of_model(section: Mapping[str, Any], *models: Any) -> dict[str, Any]:
     """What an attention section asks of the model sections that it may meet, if its op is in the table.
 

@@ -63,8 +63,7 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     if not 0 <= checked["seed"] < 2**32:
         raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
     checked["task"] = check_task("task", checked["task"])
-    model = {"name": "classifier", **schema.as_mapping("model", checked["model"])}
-    checked["model"] = schema.check_named("model", model, MODELS, exclude=MODEL_ELSEWHERE, fill=False)
+    checked["model"] = _check_model(checked["model"])
     checked["attention"] = _check_attention(checked["attention"], checked["model"]["name"])
     for section in CONSTRUCTORS:
         keys = schema.as_mapping(section, checked[section])
@@ -122,10 +121,37 @@ def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
     return shared | dict(own[1:])
 
 
-def _check_attention(section: Any, model: str) -> dict[str, Any]:
+def slots(model: str) -> Mapping[str, str]:
+    """The keys of a model's section that are attention sections, and the size that says for how many positions each is.
+
+    The slot `attention` of every model has a section of its own.
+    """
+    found: Mapping[str, str] = getattr(MODELS[model], "ATTENTION_SLOTS", {})
+    return found
+
+
+def attention_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The section of every slot, by its dotted path: `attention`, and those in the `model` section."""
+    inside = {f"model.{slot}": config["model"].get(slot) for slot in slots(config["model"]["name"])}
+    return {"attention": config["attention"], **{path: own for path, own in inside.items() if own is not None}}
+
+
+def _check_model(section: Any) -> dict[str, Any]:
+    """The model's section, its slots checked as `attention` is; a slot that is left out is Full."""
+    given = {"name": "classifier", **schema.as_mapping("model", section)}
+    name = given["name"].literal() if isinstance(given["name"], Text) else given["name"]
+    inner = slots(schema.check_choice("model.name", name, MODELS))
+    own = {slot: given.pop(slot, None) for slot in inner}
+    own = {slot: x.literal() if isinstance(x, Text) else x for slot, x in own.items()}
+    checked = schema.check_named("model", given, MODELS, exclude=(*MODEL_ELSEWHERE, *inner), fill=False)
+    default = {"name": "full"}
+    return checked | {slot: _check_attention(x or default, name, f"model.{slot}") for slot, x in own.items()}
+
+
+def _check_attention(section: Any, model: str, path: str = "attention") -> dict[str, Any]:
     """An op's section, or that of a stack: `{"name": "layers", "layers": (sections of ops)}`; `{"name": "none"}` for a
     model without attention."""
-    given = schema.as_mapping("attention", section)
+    given = schema.as_mapping(path, section)
     name = given.get("name")
     name = name.literal() if isinstance(name, Text) else name
     if (takes := schema.parameters(MODELS[model])) and "attention" not in takes:
@@ -135,15 +161,15 @@ def _check_attention(section: Any, model: str) -> dict[str, Any]:
             )
         return {"name": NO_ATTENTION}
     if name == NO_ATTENTION:
-        raise ConfigError(f"attention.name: got 'none', which is for models without attention; model {model} has some")
+        raise ConfigError(f"{path}.name: got 'none', which is for models without attention; model {model} has some")
     if name != STACK:
         table = attention.ATTENTIONS
-        return _check_op("attention", given, lookup.Table({**table, STACK: None}, table.kind))
+        return _check_op(path, given, lookup.Table({**table, STACK: None}, table.kind))
     takes = {"name": Parameter(str), STACK: Parameter(tuple[Any, ...])}
-    stack = schema.check_keys("attention", given, takes, f"attention {STACK!r}")
+    stack = schema.check_keys(path, given, takes, f"{path} {STACK!r}")
     if not stack[STACK]:
-        raise ConfigError(f"attention.{STACK}: got (), takes at least one attention section")
-    ops = (_check_op(f"attention.{STACK}[{i}]", op, attention.ATTENTIONS) for i, op in enumerate(stack[STACK]))
+        raise ConfigError(f"{path}.{STACK}: got (), takes at least one attention section")
+    ops = (_check_op(f"{path}.{STACK}[{i}]", op, attention.ATTENTIONS) for i, op in enumerate(stack[STACK]))
     return {"name": STACK, STACK: tuple(ops)}
 
 
@@ -152,30 +178,51 @@ def _check_op(path: str, section: Any, table: Mapping[str, Callable | None]) -> 
     return schema.check_named(path, section, table, exclude=ATTENTION_ELSEWHERE, nested=positions, fill=False)
 
 
-def ops(section: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def ops(section: Mapping[str, Any], path: str = "attention") -> dict[str, Mapping[str, Any]]:
     """The section of each op that an attention section holds, by its dotted path: one, those of a stack, or none."""
     if section["name"] == NO_ATTENTION:
         return {}
     if section["name"] != STACK:
-        return {"attention": section}
-    return {f"attention.{STACK}[{i}]": op for i, op in enumerate(section[STACK])}
+        return {path: section}
+    return {f"{path}.{STACK}[{i}]": op for i, op in enumerate(section[STACK])}
 
 
-def build_attention(config: Mapping[str, Any], num_positions: int) -> tuple[attention.Attention | None, dict[str, Any]]:
-    """The op for so many positions, and the attention section with every argument that was chosen for them.
+def all_ops(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The section of each op of a config, in whatever slot, by its dotted path."""
+    return {own: op for path, section in attention_sections(config).items() for own, op in ops(section, path).items()}
+
+
+def build_attention(
+    config: Mapping[str, Any], num_positions: int, path: str = "attention"
+) -> tuple[attention.Attention | None, dict[str, Any]]:
+    """The op of a slot for so many positions, and its section with every argument that was chosen for them.
 
     None for a model without attention.
     """
-    if config["attention"]["name"] == NO_ATTENTION:
-        return None, dict(config["attention"])
+    section = attention_sections(config)[path]
+    if section["name"] == NO_ATTENTION:
+        return None, dict(section)
     built = {
-        path: construct(path, config, functools.partial(attention.build, section, num_positions), keys=section)
-        for path, section in ops(config["attention"]).items()
+        own: construct(own, config, functools.partial(attention.build, op, num_positions), keys=op)
+        for own, op in ops(section, path).items()
     }
-    complete = {path: _complete(section, built[path]) for path, section in ops(config["attention"]).items()}
-    if config["attention"]["name"] != STACK:
-        return built["attention"], complete["attention"]
+    complete = {own: _complete(op, built[own]) for own, op in ops(section, path).items()}
+    if section["name"] != STACK:
+        return built[path], complete[path]
     return attention.Layers(tuple(built.values())), {"name": STACK, STACK: tuple(complete.values())}
+
+
+def build_slots(
+    config: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> tuple[dict[str, attention.Attention | None], dict[str, Any]]:
+    """The ops of the model's own slots and their sections, as `build_attention` gives those of `attention`.
+
+    sizes: those of the task; one that it leaves to the model is the model's, or `max_len`.
+    """
+    named = slots(config["model"]["name"])
+    length = lambda size: sizes.get(size) or config["model"].get(size) or sizes["max_len"]
+    found = {slot: build_attention(config, length(size), f"model.{slot}") for slot, size in named.items()}
+    return {slot: op for slot, (op, _) in found.items()}, {slot: section for slot, (_, section) in found.items()}
 
 
 def _complete(section: Mapping[str, Any], op: attention.Attention) -> dict[str, Any]:
@@ -198,13 +245,14 @@ def complete_model(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[
     """
     given = dict(config["model"])
     name = given.pop("name")
-    takes = schema.parameters(MODELS[name], exclude=MODEL_ELSEWHERE)
+    inner = {slot: given.pop(slot) for slot in slots(name)}
+    takes = schema.parameters(MODELS[name], exclude=(*MODEL_ELSEWHERE, *inner))
     for key in given.keys() & sizes.keys():
         raise ConfigError(f"model.{key}: got {schema.show(given[key])}, but the data of the task decides it")
     keys = {key: parameter for key, parameter in takes.items() if key not in sizes}
     missing = [key for key, parameter in keys.items() if parameter.default is schema.REQUIRED and key not in given]
     check_sizes(config, [key for key in positional(MODELS[name]) if key in missing], sizes)
-    return {"name": name, **schema.check_keys("model", given, keys, f"model {name!r}")}
+    return {"name": name, **schema.check_keys("model", given, keys, f"model {name!r}"), **inner}
 
 
 def check_sizes(config: Mapping[str, Any], needed: Sequence[str], sizes: Mapping[str, Any]) -> None:
@@ -235,7 +283,7 @@ def check_call(config: Mapping[str, Any], inputs: Collection[str]) -> None:
 def owners(config: Mapping[str, Any]) -> dict[Any, str]:
     """The classes that a config names, and the section of each."""
     named: dict[Any, str] = {}
-    for path, op in ops(config["attention"]).items():
+    for path, op in all_ops(config).items():
         named.setdefault(attention.ATTENTIONS[op["name"]], path)
         named.setdefault(attention.POSITIONS[op["position"]["name"]], f"{path}.position")
     named |= {
@@ -254,8 +302,8 @@ def construct(
     `keys` are those of `section`, where it is a part of one.
     """
     known: dict[str, Any] = {section: config[section] if keys is None else keys}
-    if section == "model" or section.startswith("attention"):
-        for path, op in ops(config["attention"]).items():
+    if section == "model" or section.startswith(("attention", "model.")):
+        for path, op in all_ops(config).items():
             if section in ("model", path):
                 known |= {path: op, f"{path}.position": op["position"]}
     if section == "task":

@@ -31,13 +31,14 @@ class Beams(NamedTuple):
     parents: Array
 
 
-def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Numbers) -> Array:
+def run(model: Any, logits: Array, caches: Any, context: Any, settings: Settings, numbers: Numbers) -> Array:
     """The best texts of up to `limit` tokens: int32 `[batch, settings.max_tokens]`, zeros after `end_id` and the limit.
 
     A text that reaches the limit counts as it is. The search ends when no beam can beat the best text that has ended.
 
     Args:
       logits: float32 `[batch, vocab_size]`, for the first token; caches: those that go with them.
+      context: what each step reads of the sources, one of each for all its beams; None: there are none.
     """
     (batch, _), count = logits.shape, settings.num_beams
     limit, end_id = numbers.limit, numbers.end_id
@@ -58,7 +59,7 @@ def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Num
         rows = (beams.parents + count * jnp.arange(batch)[:, None]).reshape(-1)
         caches = take_examples(caches, batch * count, rows)
         tokens = jnp.take(beams.texts, beams.step - 1, axis=2).reshape(-1)
-        logits, caches = next_logits(model, tokens, caches)
+        logits, caches = next_logits(model, tokens, caches, context)
         return extend(beams, logits.reshape(batch, count, -1), penalty, end_id), caches
 
     beams, _ = jax.lax.while_loop(more, advance, (first, caches))

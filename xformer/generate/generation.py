@@ -30,7 +30,7 @@ def generate(
     end_id: int | None = None,
     seed: int = 0,
 ) -> Array:
-    """Token ids that follow the prompts.
+    """Token ids that follow the prompts, or that a model makes of sources.
 
     A token costs what the layers do for one token and its attention to what their caches hold: nothing of the prompt
     is computed again. Prompts and new tokens have room in powers of two, and one program is compiled for each such
@@ -38,8 +38,8 @@ def generate(
 
     Args:
       model: one that decodes, see `xformer.generate`.
-      tokens: int `[batch, longest]`, prompts, padded at the right with anything.
-      lengths: int `[batch]`, tokens of each prompt, at least one.
+      tokens: int `[batch, longest]`, prompts or sources, padded at the right with anything.
+      lengths: int `[batch]`, tokens of each, at least one.
       max_tokens: tokens that are generated for each prompt at most.
       temperature: 0: the likeliest token each time, the first of equals. Else tokens are drawn with the probabilities
         softmax(logits / temperature).
@@ -56,7 +56,8 @@ def generate(
       int32 `[batch, max_tokens]`; after `end_id` come zeros.
 
     Raises:
-      ValueError: an argument out of range, `num_beams` with a temperature, or more tokens than the model's `max_len`.
+      ValueError: an argument out of range, `num_beams` with a temperature, or more tokens than the model's `max_len`;
+        of targets, than its `target_max_len`.
     """
     request = make_request(
         model,
@@ -79,6 +80,6 @@ def generate(
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def _run(graphdef: Any, state: Any, tokens: Array, lengths: Array, numbers: Numbers, settings: Settings) -> Array:
     model: Any = nnx.merge(graphdef, state).unrolled()
-    logits, caches = prefill(model, tokens, lengths, settings.capacity, uniform=settings.uniform)
+    logits, caches, context = prefill(model, tokens, lengths, settings.capacity, uniform=settings.uniform)
     run = beam_search.run if settings.num_beams > 1 else sampling.run
-    return run(model, logits, caches, settings, numbers)
+    return run(model, logits, caches, context, settings, numbers)

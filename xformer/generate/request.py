@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.checks import check_integer, is_integer
+from xformer.generate.prefill import reads_sources
 from xformer.generate.settings import Numbers, Settings
 
 Array = jax.Array
@@ -49,13 +50,16 @@ def make_request(
     check_integer("num_beams", num_beams)
     check_integer("seed", seed, at_least=0, at_most=2**32 - 1)
     max_len, rows = int(model.max_len), np.arange(tokens.shape[1] if tokens.ndim == 2 else 0)
-    _check_prompts(tokens, lengths, max_len, max_tokens)
+    sources = reads_sources(model)
+    _check_prompts(tokens, lengths, max_len, 1 if sources else max_tokens)
+    if sources and max_tokens > model.target_max_len:
+        raise ValueError(f"max_tokens must be at most the model's target_max_len {model.target_max_len}, got {max_tokens}")
     _check_drawing(temperature, top_k, top_p, num_beams, length_penalty)
     longest = min(_bucket(tokens.shape[1]), max_len)
     room = _bucket(max_tokens)
     settings = Settings(
         max_tokens=room,
-        capacity=min(longest + room - 1, max_len),
+        capacity=min(room, int(model.target_max_len)) if sources else min(longest + room - 1, max_len),
         uniform=len(set(lengths.tolist())) == 1,
         greedy=temperature == 0,
         top_k=None if top_k is None else int(top_k),

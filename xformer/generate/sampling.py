@@ -28,13 +28,14 @@ class Texts(NamedTuple):
     out: Array
 
 
-def run(model: Any, logits: Array, caches: Any, settings: Settings, numbers: Numbers) -> Array:
+def run(model: Any, logits: Array, caches: Any, context: Any, settings: Settings, numbers: Numbers) -> Array:
     """Up to `limit` tokens for each row: int32 `[batch, settings.max_tokens]`, zeros after `end_id` and the limit.
 
     Args:
       logits: float32 `[batch, vocab_size]`, for the first token; caches: those that go with them.
+      context: what each step reads of the sources; None: there are none.
     """
-    return advance(model, begin(logits, settings, numbers), caches, numbers.limit, settings, numbers)[0].out
+    return advance(model, begin(logits, settings, numbers), caches, context, numbers.limit, settings, numbers)[0].out
 
 
 def begin(logits: Array, settings: Settings, numbers: Numbers) -> Texts:
@@ -45,7 +46,7 @@ def begin(logits: Array, settings: Settings, numbers: Numbers) -> Texts:
 
 
 def advance(
-    model: Any, texts: Texts, caches: Any, until: Array, settings: Settings, numbers: Numbers
+    model: Any, texts: Texts, caches: Any, context: Any, until: Array, settings: Settings, numbers: Numbers
 ) -> tuple[Texts, Any]:
     """The texts of `until` tokens, or shorter ones where all have ended, and the caches after them."""
 
@@ -54,7 +55,7 @@ def advance(
 
     def go_on(carry: tuple[Texts, Any]) -> tuple[Texts, Any]:
         texts, caches = carry
-        logits, caches = next_logits(model, texts.token, caches)
+        logits, caches = next_logits(model, texts.token, caches, context)
         token = jnp.where(texts.done, 0, choose(logits, texts.step, settings, numbers))
         done, out = texts.done | (token == numbers.end_id), texts.out.at[:, texts.step].set(token)
         return Texts(texts.step + 1, token, done, out), caches

@@ -63,30 +63,37 @@ def stream(
 
 def _steps(model: Any, request: Request, max_tokens: int) -> Iterator[np.ndarray]:
     graphdef, state = nnx.split(model)
-    texts, caches = begin(graphdef, state, request.tokens, request.lengths, request.numbers, request.settings)
+    texts, caches, context = begin(graphdef, state, request.tokens, request.lengths, request.numbers, request.settings)
     for step in range(1, max_tokens + 1):
         token, done = np.asarray(texts.token), bool(np.asarray(texts.done).all())
         yield token
         if done or step == max_tokens:
             return
         until = np.int32(step + 1)
-        texts, caches = go_on(graphdef, state, texts, caches, until, request.numbers, request.settings)
+        texts, caches = go_on(graphdef, state, texts, caches, context, until, request.numbers, request.settings)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def begin(
     graphdef: Any, state: Any, tokens: Array, lengths: Array, numbers: Numbers, settings: Settings
-) -> tuple[sampling.Texts, Any]:
-    """The first token after each prompt, and the caches."""
+) -> tuple[sampling.Texts, Any, Any]:
+    """The first token of each text, the caches, and what the steps to come read of the sources."""
     model: Any = nnx.merge(graphdef, state).unrolled()
-    logits, caches = prefill(model, tokens, lengths, settings.capacity, uniform=settings.uniform)
-    return sampling.begin(logits, settings, numbers), caches
+    logits, caches, context = prefill(model, tokens, lengths, settings.capacity, uniform=settings.uniform)
+    return sampling.begin(logits, settings, numbers), caches, context
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6), donate_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=(2, 3))
 def go_on(
-    graphdef: Any, state: Any, texts: sampling.Texts, caches: Any, until: Array, numbers: Numbers, settings: Settings
+    graphdef: Any,
+    state: Any,
+    texts: sampling.Texts,
+    caches: Any,
+    context: Any,
+    until: Array,
+    numbers: Numbers,
+    settings: Settings,
 ) -> tuple[sampling.Texts, Any]:
     """The texts of `until` tokens and the caches after them. Those given are used up."""
     model: Any = nnx.merge(graphdef, state).unrolled()
-    return sampling.advance(model, texts, caches, until, settings, numbers)
+    return sampling.advance(model, texts, caches, context, until, settings, numbers)

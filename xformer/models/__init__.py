@@ -12,6 +12,7 @@ from xformer.models.bilstm import BiLSTM
 from xformer.models.classifier import EncoderClassifier
 from xformer.models.decoder import Decoder
 from xformer.models.encoder import Encoder, EncoderOptions
+from xformer.models.encoder_decoder import EncoderDecoder
 from xformer.models.masked_lm import MaskedLanguageModel
 from xformer.models.token_classifier import TokenClassifier
 from xformer.models.two_tower import TwoTower
@@ -24,6 +25,7 @@ MODELS: Table[type[nnx.Module]] = Table(
         "masked_lm": MaskedLanguageModel,
         "decoder": Decoder,
         "bilstm": BiLSTM,
+        "encoder_decoder": EncoderDecoder,
     },
     kind=nnx.Module,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "Decoder",
     "Encoder",
     "EncoderClassifier",
+    "EncoderDecoder",
     "EncoderOptions",
     "MaskedLanguageModel",
     "TokenClassifier",

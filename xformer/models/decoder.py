@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
@@ -14,6 +15,7 @@ from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.nn import Logits
 from xformer.nn.cache import AnyCache
 from xformer.nn.cached_rows import check_length
+from xformer.nn.context import ContextKeys
 
 Array = jax.Array
 Caches = list[AnyCache]
@@ -68,7 +70,7 @@ class Decoder(Encoder):
         Returns:
           `Logits` `[batch, length, vocab_size]`; those at t are for token t + 1.
         """
-        return self._logits(self.encode(inputs, mask, segment_ids=segment_ids, deterministic=deterministic, rngs=rngs))
+        return self.logits(self.encode(inputs, mask, segment_ids=segment_ids, deterministic=deterministic, rngs=rngs))
 
     def init_caches(self, batch: int, max_len: int | None = None) -> Caches:
         """Empty caches for decoding up to `max_len` tokens of each sequence, the model's own longest by default.
@@ -80,7 +82,14 @@ class Decoder(Encoder):
             raise ValueError("decoding needs the blocks in a list, got scan_layers=True: use model.unrolled()")
         return [block.attention.init_cache(batch, max_len) for block in self.blocks]
 
-    def decode(self, inputs: Array, caches: Caches, mask: Array | None = None) -> tuple[Logits, Caches]:
+    def decode(
+        self,
+        inputs: Array,
+        caches: Caches,
+        mask: Array | None = None,
+        *,
+        context: Sequence[ContextKeys] | None = None,
+    ) -> tuple[Logits, Caches]:
         """The logits at tokens that follow those in the caches, and the caches after them.
 
         Token by token or many at once, the logits are those of one call with all tokens.
@@ -90,6 +99,7 @@ class Decoder(Encoder):
           caches: what `init_caches` or the call before gave.
           mask: bool `[batch, new]`, True at real tokens, which come first in each row; None: all are. The others are
             forgotten: the next token takes their place.
+          context: what each layer's cross-attention reads; None where there is none.
 
         Raises:
           ValueError: tokens beyond the caches, where that is known when tracing; else their logits are NaN.
@@ -105,14 +115,16 @@ class Decoder(Encoder):
         if self.embedding_norm is not None:
             x_BxTxW = self.embedding_norm(x_BxTxW)
         following: Caches = []
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x_BxTxW, after = block(x_BxTxW, mask, cache=cache)
+        read = [None] * len(caches) if context is None else context
+        for block, cache, keys in zip(self.blocks, caches, read, strict=True):
+            x_BxTxW, after = block(x_BxTxW, mask, cache=cache, context=keys)
             following.append(after)
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
-        return self._logits(x_BxTxW.astype(jnp.float32)), following
+        return self.logits(x_BxTxW.astype(jnp.float32)), following
 
-    def _logits(self, hidden: Array) -> Logits:
+    def logits(self, hidden: Array) -> Logits:
+        """The logits of vectors float32 `[batch, length, width]`."""
         table: Any = self.embed.table if self.output_table is None else self.output_table
         return Logits(hidden, table[...].astype(jnp.float32))
 

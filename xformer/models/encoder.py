@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Required, Self, TypedDict
+from typing import Any, ClassVar, Literal, Required, Self, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from xformer.attention import Attention, Shape, entries
 from xformer.checks import ArgumentError, check_integer
 from xformer.nn import Activation, EncoderBlock, NormType, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_heads, check_rates, check_sizes
+from xformer.nn.context import Context
 from xformer.nn.norm import make_norm
 from xformer.nn.params import has_params
 
@@ -100,6 +101,8 @@ class Encoder(nnx.Module):
         vector, which would see no token, a number of layers that does not fit the entries, or nothing to share.
     """
 
+    SLOT: ClassVar[str] = "attention"  # what messages call the op
+
     def __init__(
         self,
         vocab_size: int,
@@ -149,8 +152,9 @@ class Encoder(nnx.Module):
         if pooling not in ("mean", "cls", "first", "last", None):
             raise ValueError(f"pooling must be 'mean', 'cls', 'first' or 'last', got {pooling!r}")
         num_positions = self.num_positions(max_len, pooling)
-        self.period = len(entries(attention))
-        _check_attention(attention, num_positions, num_layers, pooling, scan_layers, share_attention_params)
+        self.period, cross = len(entries(attention)), self.cross_attention
+        shared = share_attention_params and not any(map(has_params, entries(cross) if cross is not None else ()))
+        _check_attention(self.SLOT, attention, num_positions, num_layers, pooling, scan_layers, shared)
 
         dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
         vectors: dict[str, Any] = {"scale": scale_embeddings, **dtypes, "rngs": rngs}
@@ -168,6 +172,7 @@ class Encoder(nnx.Module):
                 num_heads,
                 mlp_dim,
                 attention_fn=attention.at_layer(layer),
+                cross_attention_fn=None if cross is None else cross.at_layer(layer),
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
                 share_qk=share_qk,
@@ -205,6 +210,11 @@ class Encoder(nnx.Module):
         self.pooling, self.position_offset = pooling, position_offset
         self.has_dropout = max(dropout_rate, attention_dropout_rate, hidden_dropout_rate or 0.0) > 0
 
+    @property
+    def cross_attention(self) -> Attention | None:
+        """The op that attends to another sequence, or a stack; a model whose blocks do that overrides it."""
+        return None
+
     @staticmethod
     def num_positions(max_len: int, pooling: str | None = None) -> int:
         """The positions that attention sees of an input of `max_len` tokens; the CLS vector is one more."""
@@ -222,6 +232,7 @@ class Encoder(nnx.Module):
         token_types: Array | None = None,
         global_tokens: Array | None = None,
         segment_ids: Array | None = None,
+        context: Context | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
@@ -288,6 +299,7 @@ class Encoder(nnx.Module):
                 remat=self.remat,
                 global_tokens=global_tokens,
                 segment_ids=segment_ids,
+                context=context,
             )
         else:
             x_BxTxW, terms = stack.run_blocks(
@@ -299,6 +311,7 @@ class Encoder(nnx.Module):
                 remat=self.remat,
                 global_tokens=global_tokens,
                 segment_ids=segment_ids,
+                context=context,
             )
         layer_terms.sow(self, terms)
         if self.final_norm is not None:
@@ -337,7 +350,13 @@ def positions_in_segments(segment_ids: Array) -> Array:
 
 
 def _check_attention(
-    attention: Attention, num_positions: int, num_layers: int, pooling: str | None, scan: bool, share: bool
+    slot: str,
+    attention: Attention,
+    num_positions: int,
+    num_layers: int,
+    pooling: str | None,
+    scan: bool,
+    share: bool,
 ) -> None:
     if pooling in ("cls", "first") and attention.causal:
         raise ArgumentError(
@@ -347,7 +366,7 @@ def _check_attention(
         )
     ops = entries(attention)
     for index, op in enumerate(ops):
-        path = f"attention.layers[{index}]" if len(ops) > 1 else "attention"
+        path = f"{slot}.layers[{index}]" if len(ops) > 1 else slot
         for key, part in ((path, op), (f"{path}.position", getattr(op, "position", None))):
             if (longest := getattr(part, "max_len", None)) is not None and longest < num_positions:
                 raise ArgumentError(

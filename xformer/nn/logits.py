@@ -61,6 +61,20 @@ class Logits:
         best = lambda hidden, table: jnp.argmax(_logits(hidden, table), axis=-1).astype(jnp.int32)
         return self._by_chunks(best, self.hidden, chunk_tokens=chunk_tokens)
 
+    def above_mean(self, targets: Array) -> Array:
+        """The logits of targets less the mean of all ids' at the same place, float32 `[batch, length]`.
+
+        A share e of this, added to the cross entropy, is label smoothing: the cross entropy of the distribution that
+        gives the target 1 - e, and spreads e evenly over all ids (Szegedy et al. 2016, section 7). Nothing as large as
+        the logits exists.
+
+        Args:
+          targets: int `[batch, length]`; where one is no id in [0, vocab_size) the result is NaN.
+        """
+        rows = self.table.at[targets].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        directions = rows.astype(jnp.float32) - self.table.astype(jnp.float32).mean(axis=0)
+        return jnp.einsum("btw,btw->bt", self.hidden.astype(jnp.float32), directions)
+
     def _by_chunks(self, fn: Callable[..., Any], *arrays: Array, chunk_tokens: int | None) -> Any:
         """`fn(*arrays, table)` of arrays `[batch, length, ...]`, some tokens of each row at a time."""
         batch, length = self.hidden.shape[:2]

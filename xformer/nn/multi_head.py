@@ -14,6 +14,7 @@ from xformer.attention import Attention
 from xformer.nn.attention_fn import AttentionFn
 from xformer.nn.cache import AnyCache, init_cache
 from xformer.nn.check import check_heads, check_rates
+from xformer.nn.context import Context, ContextKeys
 from xformer.nn.global_projections import GlobalProjections
 from xformer.nn.linear_general import LinearGeneral
 from xformer.nn.norm import RMSNorm
@@ -229,6 +230,34 @@ class MultiHeadAttention(nnx.Module):
         if not deterministic and isinstance(self.attention_fn, AttentionFn):
             self.attention_fn.update_constants(query, key, options["mask"])
         return self.out(out_BxTxHxD)
+
+    def context_keys(self, context: Context) -> ContextKeys:
+        """The keys and values of a context, for `attend_to`. Raises ValueError for a context of several segments."""
+        if context.segment_ids is not None:
+            raise ValueError("context_keys: decoding takes one example a row, got segment_ids")
+        key = self.key(context.hidden)
+        key = key if self.key_norm is None else self.key_norm(key)
+        return ContextKeys(key, self.value(context.hidden), context.mask)
+
+    def attend_to(self, x: Array, keys: ContextKeys) -> Array:
+        """Cross-attention without dropout to keys that are there: what a call with `context` gives.
+
+        The op must take each query alike wherever it stands, as those that refuse no context do.
+
+        Args:
+          x: `[texts, new, width]`. Where there are more texts than contexts (beams), equally many in turn belong to
+            each, and none of its keys is copied.
+          keys: what `context_keys` gave.
+
+        Returns:
+          `[texts, new, width]` in `dtype`.
+        """
+        query = self.query(x)
+        query = query if self.query_norm is None else self.query_norm(query)
+        by_context = query.reshape(len(keys.key), -1, *query.shape[2:])
+        mask = None if keys.mask is None else keys.mask[:, None, None, :]
+        out = self.attention_fn(by_context, keys.key, keys.value, mask=mask, deterministic=True)
+        return self.out(out.reshape(query.shape))
 
 
 def _check_global_projections(op: Any, share_qk: bool, qk_norm: bool) -> None:

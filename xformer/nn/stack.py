@@ -25,12 +25,15 @@ Array = jax.Array
 def share_attention_params(blocks: Sequence[EncoderBlock], period: int = 1) -> None:
     """Gives blocks `period` apart the attention op's own parameters and constants of the first.
 
-    This is Linformer's layerwise sharing.
+    This is Linformer's layerwise sharing. Cross-attention has a set of its own.
     """
-    attention_fns: list[Any] = [block.attention.attention_fn for block in blocks]
-    for index, attention_fn in enumerate(attention_fns[period:]):
-        first = attention_fns[index % period]
-        attention_fn.params, attention_fn.constants = first.params, first.constants
+    own = [block.attention for block in blocks]
+    cross = [block.cross_attention for block in blocks if block.cross_attention is not None]
+    for layers in (own, cross):
+        attention_fns: list[Any] = [layer.attention_fn for layer in layers]
+        for index, attention_fn in enumerate(attention_fns[period:]):
+            first = attention_fns[index % period]
+            attention_fn.params, attention_fn.constants = first.params, first.constants
 
 
 def make_blocks(
@@ -121,7 +124,7 @@ def run_blocks(
     keys: Array | None,
     deterministic: bool,
     remat: bool = False,
-    **inputs: Array | None,
+    **inputs: Any,
 ) -> tuple[Array, Terms]:
     """Runs blocks one after the other; the result, and what the layers sowed (`xformer.layer_terms`).
 
@@ -131,7 +134,7 @@ def run_blocks(
       keys: a dropout key for each block `[layers]`; None: no dropout.
       deterministic: False in training: attention ops then update their constants.
       remat: keeps only the input of each block for the backward pass, which computes the block again.
-      inputs: `global_tokens` and `segment_ids`, `[batch, length]` or None, see MultiHeadAttention.
+      inputs: `global_tokens`, `segment_ids` and `context`, each None where there is none, see EncoderBlock.
     """
     sown = []
     for index, block in enumerate(blocks):
@@ -164,7 +167,7 @@ def scan_blocks(
     plans: Sequence[Any],
     shared: bool = False,
     remat: bool = False,
-    **inputs: Array | None,
+    **inputs: Any,
 ) -> tuple[Array, Terms]:
     """`run_blocks` for stacked blocks: one trace and one compiled body, however many layers there are.
 

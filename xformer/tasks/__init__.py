@@ -31,14 +31,18 @@ from xformer.tasks.multi_label import MultiLabel
 from xformer.tasks.needle import Needle, Order
 from xformer.tasks.next_tokens import NextTokens
 from xformer.tasks.origin import Origin
+from xformer.tasks.outputs import Outputs, Scores
 from xformer.tasks.pathfinder import Pathfinder
 from xformer.tasks.recall import Recall
 from xformer.tasks.regression import Regression
 from xformer.tasks.retrieval import Retrieval
 from xformer.tasks.sentiment import Sentiment
+from xformer.tasks.sequence_to_sequence import SequenceToSequence
 from xformer.tasks.sizes import Sizes
 from xformer.tasks.tagging import Tagging
+from xformer.tasks.target_tokens import TargetTokens
 from xformer.tasks.token_classification import TokenClassification
+from xformer.tasks.translation import Translation
 
 TASKS: Table[type[Task]] = Table(
     {
@@ -57,6 +61,7 @@ TASKS: Table[type[Task]] = Table(
         "masked_lm": MaskedLM,
         "language_model": LanguageModel,
         "chorales": Chorales,
+        "translation": Translation,
     },
     kind=Task,
 )
@@ -107,17 +112,22 @@ __all__ = [
     "NextTokens",
     "Order",
     "Origin",
+    "Outputs",
     "Pathfinder",
     "Preprocessing",
     "Recall",
     "Regression",
     "Retrieval",
+    "Scores",
     "Sentiment",
+    "SequenceToSequence",
     "Sizes",
     "Tagging",
     "Task",
+    "TargetTokens",
     "TaskData",
     "TokenClassification",
+    "Translation",
     "build",
     "data_root",
     "default_data_dir",

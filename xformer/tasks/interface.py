@@ -18,6 +18,7 @@ from xformer.tasks.dataset import Preprocessing, TaskData
 from xformer.tasks.family import Array, Family, Metric, Sums
 from xformer.tasks.location import Progress
 from xformer.tasks.origin import Origin, required
+from xformer.tasks.outputs import Outputs
 from xformer.tasks.sizes import Sizes
 
 ASSUMED_CLASSES = 10  # where only the data can tell, and there is none yet
@@ -45,6 +46,11 @@ class Task(abc.ABC):
     def better(self) -> Mapping[str, str]:
         """Whether less ("min") or more ("max") is better, by metric; a run selects by the first if it isn't told."""
         return self.family.better
+
+    @property
+    def generates(self) -> bool:
+        """Whether `outputs` gives something: texts that a trained model generates for a split."""
+        return False
 
     @property
     def steps_key(self) -> Hashable:
@@ -155,6 +161,11 @@ class Task(abc.ABC):
         records: what `records` kept of all its examples, and the metrics of each.
         """
         return self.family.details(records, data.class_names)
+
+    def outputs(self, model: Any, data: TaskData, split: str, progress: Progress = None) -> Outputs | None:
+        """What a trained model generates for a split, and what that scores; None for a task that generates nothing."""
+        del model, data, split, progress
+        return None
 
     def baseline(self, data: TaskData) -> dict[str, Any]:
         """What a guesser scores that reads no text: `name` says what it answers, `scores` its metrics by split.

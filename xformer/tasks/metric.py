@@ -13,6 +13,8 @@ from xformer.checks import ArgumentError
 from xformer.tasks import family
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.interface import Task
+from xformer.tasks.location import Progress
+from xformer.tasks.outputs import Outputs
 
 # What else stands in a row of `metrics.jsonl`.
 TAKEN = ("step", "split", "examples", "tokens", "seconds", "train_flops", "learning_rate", "grad_norm", "update_norm",
@@ -84,6 +86,7 @@ class Judged:
                 raise _taken(metric)
             better[name] = way
         self.task, self.further, self.better = task, tuple(further), better
+        self.generates = task.generates
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The model's arguments."""
@@ -114,6 +117,10 @@ class Judged:
     def details(self, records: Mapping[str, np.ndarray], data: TaskData) -> dict[str, Any]:
         """What no single number says of the test split, as the task has it."""
         return self.task.details(records, data)
+
+    def outputs(self, model: Any, data: TaskData, split: str, progress: Progress = None) -> Outputs | None:
+        """What a trained model generates for a split, as the task has it."""
+        return self.task.outputs(model, data, split, progress)
 
     def baseline(self, data: TaskData) -> dict[str, Any]:
         """What a guesser scores in the task's own metrics; further ones may read what a guesser is not given."""

@@ -285,6 +285,22 @@ class Engine:
             raise ValueError(f"the split {split!r} has no examples")
         return totals.means(self.finish) | totals.counts
 
+    def outputs(
+        self, variables: tuple[Any, Any], data: Data, split: str, progress: Callable[[str], None] | None = None
+    ) -> Any:
+        """What the task makes the model generate for a split, on the default device of the first process; else None.
+
+        Args:
+          variables: the params and rest of a train state.
+          progress: gets a line now and then.
+        """
+        if not getattr(self._task, "generates", False):
+            return None
+        whole = self.layout.gather(variables)
+        if jax.process_index() != 0:
+            return None
+        return self._task.outputs(nnx.merge(self.steps.graphdef, *whole), data, split, progress)
+
     def flops(self, batch: Mapping[str, np.ndarray]) -> tuple[int, tuple[str, ...]]:
         """(FLOPs of one optimizer step over all devices, what they leave out), from the step's jaxpr on one device."""
         from xformer import cost  # the counter knows the attention room; the rest of this room does not need it

@@ -52,6 +52,11 @@ class Task(Protocol):
     def details(self, records: Mapping[str, Any], data: Any) -> Mapping[str, Any]:
         """What no single number says of the test split, from what was kept of all its examples; JSON-able."""
 
+    def outputs(self, model: Any, data: Any, split: str, progress: Any = None) -> Any:
+        """What a trained model generates for a split, if the task has a true `generates`: `file` and `content`, to be
+        kept with the run, and `metrics` and `details` for its result.
+        """
+
     def baseline(self, data: Any) -> Mapping[str, Any]:
         """What a trivial guesser scores on the opened data: `name` and `scores`, JSON-able."""
 

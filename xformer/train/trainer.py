@@ -181,7 +181,7 @@ class Trainer:
                 raise self._explained(error, engine, checkpoints, interruption) from None
             kept = example_values.Kept()
             watch = progress.watch("test", loop.check)
-            result = self._result(engine, checkpoints, position, select[0], watch, kept)
+            result = self._result(engine, checkpoints, position, select[0], watch, kept, progress.say)
             if main:
                 if self.test:
                     example_values.write(workdir, {**self.data.facts_by_example("test"), **kept.arrays()})
@@ -205,7 +205,9 @@ class Trainer:
         with contextlib.closing(Progress(self.name, self.train.num_steps, quiet=jax.process_index() != 0)) as progress:
             variables = restore_variables(engine, checkpoints, step)
             try:
-                return engine.evaluate(variables, self.data, split, progress.watch(split))
+                found = engine.evaluate(variables, self.data, split, progress.watch(split))
+                outputs = engine.outputs(variables, self.data, split, progress.say) if split == "test" else None
+                return found if outputs is None else {**found, **outputs.metrics}
             except jax.errors.JaxRuntimeError as error:
                 raise out_of_memory(error, self.train) from error
 
@@ -255,12 +257,20 @@ class Trainer:
         metric: str,
         watch: Callable[[int, int], None],
         kept: example_values.Kept,
+        say: Callable[[str], None],
     ) -> dict[str, Any]:
         assert position.best is not None  # the last step is always evaluated
         best = position.best["step"]
         test: dict[str, float] = {}
+        details: dict[str, Any] = {}
         if self.test:
-            test = engine.evaluate(restore_variables(engine, checkpoints, best), self.data, "test", watch, kept)
+            variables = restore_variables(engine, checkpoints, best)
+            test = engine.evaluate(variables, self.data, "test", watch, kept)
+            details = dict(self.task.details(kept.arrays(), self.data))
+            outputs = engine.outputs(variables, self.data, "test", say)
+            if outputs is not None:
+                folders.write_bytes(Path(self.workdir) / outputs.file, outputs.content.encode())
+                test, details = {**test, **outputs.metrics}, {**details, **outputs.details}
         times = position.step_seconds or [position.seconds / position.step]
         return {
             "name": self.name,
@@ -281,7 +291,7 @@ class Trainer:
             "select_metric": metric,
             "better": dict(self.task.better),
             "baseline": dict(self.task.baseline(self.data)),
-            "test_details": dict(self.task.details(kept.arrays(), self.data)) if self.test else {},
+            "test_details": details,
             "last_step": position.step,
             "stopped_early": position.stopped,
             "init_from": folders.read_object(Path(self.workdir) / warm_start.FILE),

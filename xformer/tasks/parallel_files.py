@@ -1,0 +1,77 @@
+"""The user's own pairs of texts: tables with a field for each side, or two files whose lines belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from xformer.tasks import pairs, reading
+from xformer.tasks.pairs import Pair
+from xformer.tasks.text import Source, Texts, digest
+
+_READING = "1"  # what the same files are read as; another number where that changes
+
+
+class Files(NamedTuple):
+    """A table of pairs, or a file of sources and `target`, the file of their targets, line by line."""
+
+    path: Path
+    target: Path | None
+
+
+def source(files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[str, float]) -> Source:
+    """The pairs of files by part, `train` among them; a part without files is cut off that.
+
+    Raises ValueError for files that are not there or can't be read.
+    """
+    parts: list[bytes | str] = [_READING, *fields, str(shares)]
+    for part, own in files.items():
+        for file in filter(None, own):
+            if not file.is_file():
+                key = "path" if file == own.path else "target_path"
+                raise ValueError(f"{key}: got {str(file)!r}, takes a file that is there")
+            parts += [part, file.suffix, file.read_bytes()]
+    name = ", ".join(str(file) for own in files.values() for file in own if file)
+    return Source(name, digest(*parts), lambda: _read(files, fields, shares))
+
+
+def _read(files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[str, float]) -> Texts:
+    counts: dict[str, int] = {}
+    found = {part: read(own, fields) for part, own in files.items()}
+    train = pairs.cleaned(found["train"], counts)
+    cut = pairs.by_group(pairs.grouped(train), {part: s for part, s in shares.items() if part not in found}, counts)
+    return pairs.as_texts({**found, **cut}, counts)
+
+
+def read(files: Files, fields: tuple[str, str]) -> list[Pair]:
+    """All pairs of a part. ValueError, one line that names the place, for what can't be a pair."""
+    if files.target is not None:
+        return _lines(files.path, files.target)
+    documents = reading.read_unlabelled(files.path, *fields)
+    if documents[0].second is None:
+        raise ValueError(f"path: {files.path} must be a table with the fields {fields[0]!r} and {fields[1]!r}, or have a "
+                         "target_path, a file with a line for each of its lines")  # fmt: skip
+    return [Pair(document.text, document.second or "") for document in documents]
+
+
+def _lines(path: Path, target: Path) -> list[Pair]:
+    sides = [_text_lines(file) for file in (path, target)]
+    if len(sides[0]) != len(sides[1]):
+        raise ValueError(
+            f"target_path: {target} must have as many lines as {path}, got {len(sides[1]):,} and {len(sides[0]):,}"
+        )
+    found = []
+    for number, (one, two) in enumerate(zip(*sides, strict=True), start=1):
+        if bool(one.strip()) != bool(two.strip()):
+            raise ValueError(f"target_path: line {number} is empty in {path if two.strip() else target} alone")
+        if one.strip():
+            found.append(Pair(one.strip(), two.strip()))
+    if not found:
+        raise ValueError(f"path: {path} has no line with a text")
+    return found
+
+
+def _text_lines(file: Path) -> list[str]:
+    """The lines of a file, as `split` and other tools count them: by line feeds alone."""
+    return reading.decode(file).removesuffix("\n").split("\n")
