@@ -27,6 +27,7 @@ from xformer.tasks import (
     Sentiment,
     Tagging,
     Task,
+    Translation,
     linux_docs,
 )
 
@@ -141,6 +142,22 @@ def write_chorales(folder: Path, number: int = 40) -> str:
     return str(folder)
 
 
+def write_pairs(folder: Path, number: int = 60) -> str:
+    """Pairs whose targets name the words of their sources backwards, in another language; one is its source again."""
+    random, words = np.random.default_rng(0), {"red": "rot", "blue": "blau", "green": "gruen", "and": "und"}
+    rows = [{"source": "the same text", "target": "the same text"}]
+    for index in range(number):
+        held = [list(words)[chosen] for chosen in random.integers(0, 4, 2 + index % 4)]
+        rows.append({"source": f"{index} {' '.join(held)}", "target": f"{' '.join(words[w] for w in held[::-1])} {index}"})
+    path = folder / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def translation(**options: Any) -> Callable[[Path, Any], Task]:
+    return lambda folder, _: Translation(path=write_pairs(folder), max_len=40, validation_share=0.2, test_share=0.2, **options)
+
+
 CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "listops": lambda *_: ListOps("listops_128", **SMALL),
     "imdb": imdb,
@@ -164,6 +181,8 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "language_model-subword": lambda folder, _: LanguageModel(
         path=write_documents(folder), max_len=24, vocab="subword", vocab_size=270, stride=5
     ),
+    "translation": translation(vocab="bytes", label_smoothing=0.1),
+    "translation-subword": translation(vocab_size=280, packing=False),
     "chorales": lambda folder, _: Chorales(path=write_chorales(folder), max_len=48, transpose=0),
 }
 
@@ -203,7 +222,9 @@ def commonest_token(train: Batch, test: Batch) -> np.ndarray:
 
 # What a model reads besides `inputs` and `mask`.
 MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}, "language_model": {"segment_ids"},
-                                         "chorales": {"segment_ids"}}  # fmt: skip
+                                         "chorales": {"segment_ids"},
+                                         "translation": {"segment_ids", "decoder_inputs", "decoder_mask",
+                                                         "decoder_segment_ids"}}  # fmt: skip
 
 # Tasks whose baseline knows more than the shares of the classes: what a naive one answers.
 GUESSERS: Mapping[str, Callable[[Batch, Batch], np.ndarray]] = {

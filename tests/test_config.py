@@ -28,6 +28,7 @@ EXPERIMENTS = (
     "masked_lm",
     "language_model",
     "chorales",
+    "translation",
     *TEXTS,
     *PROBES,
     *ARENA,

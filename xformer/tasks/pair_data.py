@@ -12,6 +12,7 @@ import numpy as np
 from xformer.tasks import pipeline, store
 from xformer.tasks.dataset import Preprocessing, TaskData
 from xformer.tasks.family import Family
+from xformer.tasks.packing import EDGE
 from xformer.tasks.pair_rows import PairRows, pair_rows
 from xformer.tasks.ragged import Ragged
 from xformer.tasks.sizes import Sizes
@@ -97,10 +98,10 @@ class PairData(TaskData):
         return self._rows[split]
 
     def labels(self, split: str) -> np.ndarray:
-        """All tokens of the targets of a split."""
+        """All tokens of the targets of a split, and an end of each."""
         tokens = self.examples(split).tokens2
         assert tokens is not None
-        return tokens
+        return np.concatenate([tokens.astype(np.int64), np.full(self.info["pairs"][split], EDGE, np.int64)])
 
     def pairs(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(tokens of the source, tokens of the target) of each pair in the rows of a split, in their order, not cut."""
