@@ -1,14 +1,14 @@
 """Translation of manual pages from English into German, by attention variant: perplexity, BLEU and chrF.
 
   python -m experiments.run --config=configs/translation.py:full --workdir=runs/translation_full
-  python -m experiments.generate --workdir=runs/translation_full --input=sentences.txt --out=translated.txt --num_beams=4
+  python -m experiments.generate --workdir=runs/translation_full --input=sentences.txt --out=translated.txt
 
 The data is 10,002 paragraphs of Debian packages; `xformer data translation --list` shows how to get them, and others:
 --config.task.languages=en-fr, --config.task.source=libreoffice. Texts of one's own, two files whose lines belong
 together: --config.task.path=train.en --config.task.target_path=train.de; or a table with the fields source and target:
 --config.task.path=pairs.tsv. The argument is an attention variant, as in configs/listops.py, which is that of the
 encoder; --config.model.decoder_attention.name and --config.model.cross_attention.name set the other two. Variants that
-take no segments have a row for each pair of texts. BLEU and chrF need sacrebleu (pip install 'xformer-jax[translation]').
+take no segments have a row for each pair of texts. BLEU and chrF need sacrebleu (the extra `translation`).
 `base` and `big` are the models of Vaswani et al. 2017 with their training: table 3, sections 3.4, 5.3 and 5.4; their
 25,000 tokens a side of a batch are 98 rows of 256. The average of the last checkpoints is left out.
 Smoke size: --config.train.num_steps=10 --config.train.batch_size=2 --config.model.num_layers=1 --config.model.width=32

@@ -148,14 +148,18 @@ def write_pairs(folder: Path, number: int = 60) -> str:
     rows = [{"source": "the same text", "target": "the same text"}]
     for index in range(number):
         held = [list(words)[chosen] for chosen in random.integers(0, 4, 2 + index % 4)]
-        rows.append({"source": f"{index} {' '.join(held)}", "target": f"{' '.join(words[w] for w in held[::-1])} {index}"})
+        rows.append(
+            {"source": f"{index} {' '.join(held)}", "target": f"{' '.join(words[w] for w in held[::-1])} {index}"}
+        )
     path = folder / "pairs.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return str(path)
 
 
 def translation(**options: Any) -> Callable[[Path, Any], Task]:
-    return lambda folder, _: Translation(path=write_pairs(folder), max_len=40, validation_share=0.2, test_share=0.2, **options)
+    return lambda folder, _: Translation(
+        path=write_pairs(folder), max_len=40, validation_share=0.2, test_share=0.2, **options
+    )
 
 
 CASES: Mapping[str, Callable[[Path, Any], Task]] = {

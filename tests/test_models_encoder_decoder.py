@@ -136,7 +136,10 @@ def test_one_table_serves_both_sides_and_the_output():
 
 REFUSED = {
     "positions": ({"cross_attention": Window(1, 1)}, "cross_attention takes an op to which positions mean nothing"),
-    "blocks": ({"cross_attention": BigBird(block_size=4)}, "cross_attention takes an op .*BigBird depends on positions"),
+    "blocks": (
+        {"cross_attention": BigBird(block_size=4)},
+        "cross_attention takes an op .*BigBird depends on positions",
+    ),
     "a term": ({"cross_attention": Full(position=Shaw())}, "cross_attention takes an op .* depends on positions"),
     "slopes": ({"cross_attention": Layers((Full(), Full(position=ALiBi())))}, r"cross_attention.layers\[1\] takes an"),
     "causal": ({"cross_attention": Full(causal=True)}, "cross_attention.causal must be False"),

@@ -69,6 +69,8 @@ class Loaded:
             threshold, or a batch size below 1.
         """
         check_integer("batch_size", batch_size)
+        if isinstance(self.family, tasks.NextTokens):
+            self.family.predict(None)  # says that it has none
         features, truncated = self.preprocess.encode(texts)
         if truncated.any():
             logger.warning(
@@ -184,7 +186,9 @@ class Loaded:
         """The tokens of texts, the last of those that are too long, and the end of a text. Raises as `generate`."""
         family, reads = self.family, isinstance(self.family, tasks.TargetTokens)
         if not isinstance(family, tasks.NextTokens) or not hasattr(self.model, "init_caches"):
-            raise ValueError(f"task {self.config.task.name} does not generate: a language_model's or a translation's does")
+            raise ValueError(
+                f"task {self.config.task.name} does not generate: a language_model's or a translation's does"
+            )
         check_integer("max_tokens", max_tokens, at_most=self.max_tokens)
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {texts!r:.60}")
@@ -206,11 +210,17 @@ class Loaded:
     def _sources(self, texts: Sequence[str], sources: list[list[int]]) -> list[list[int]]:
         """The first tokens of sources that are too long, with a warning. Raises ValueError for an empty one."""
         if (empty := next((index for index, text in enumerate(texts) if not text.strip()), None)) is not None:
-            raise ValueError(f"texts must not be empty, as there is nothing to translate, got {texts[empty]!r} at {empty}")
+            raise ValueError(
+                f"texts must not be empty, as there is nothing to translate, got {texts[empty]!r} at {empty}"
+            )
         most = self.preprocess.max_len
         if long := sum(len(source) > most for source in sources):
             logger.warning(
-                "%d of %d texts are longer than max_len %d tokens: their first %d are read", long, len(texts), most, most
+                "%d of %d texts are longer than max_len %d tokens: their first %d are read",
+                long,
+                len(texts),
+                most,
+                most,
             )
         return [source[:most] for source in sources]
 

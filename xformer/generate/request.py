@@ -53,7 +53,9 @@ def make_request(
     sources = reads_sources(model)
     _check_prompts(tokens, lengths, max_len, 1 if sources else max_tokens)
     if sources and max_tokens > model.target_max_len:
-        raise ValueError(f"max_tokens must be at most the model's target_max_len {model.target_max_len}, got {max_tokens}")
+        raise ValueError(
+            f"max_tokens must be at most the model's target_max_len {model.target_max_len}, got {max_tokens}"
+        )
     _check_drawing(temperature, top_k, top_p, num_beams, length_penalty)
     longest = min(_bucket(tokens.shape[1]), max_len)
     room = _bucket(max_tokens)

@@ -23,7 +23,9 @@ def check(attention: Attention, context_len: int, num_heads: int, head_dim: int,
     for index, op in enumerate(ops):
         path = f"{SLOT}.layers[{index}]" if len(ops) > 1 else SLOT
         if op.causal:
-            raise ArgumentError(f"{path}.causal", f"{path}.causal must be False: a target sees its whole source, got {op}")
+            raise ArgumentError(
+                f"{path}.causal", f"{path}.causal must be False: a target sees its whole source, got {op}"
+            )
         if (longest := getattr(op, "max_len", None)) is not None and longest < context_len:
             what = f"{path}.max_len must be at least {context_len}, the positions of the source, got {longest}"
             raise ArgumentError(f"{path}.max_len", what)

@@ -70,14 +70,15 @@ class EncoderDecoder(Encoder):
         check_sizes(num_decoder_layers=num_decoder_layers)
         target_vocab_size = vocab_size if target_vocab_size is None else target_vocab_size
         if shared_embeddings and target_vocab_size != vocab_size:
-            raise ValueError(
-                f"shared_embeddings must be False where vocabularies differ, got {vocab_size} and {target_vocab_size} ids"
-            )
-        if options.get("pooling") is not None:
-            raise ValueError(f"pooling must be None, as all tokens of a source are read, got {options['pooling']!r}")
+            sizes = f"{vocab_size} and {target_vocab_size} ids"
+            raise ValueError(f"shared_embeddings must be False where vocabularies differ, got {sizes}")
+        given: dict[str, Any] = {**options}
+        if (pooling := given.get("pooling")) is not None:
+            raise ValueError(f"pooling must be None, as all tokens of a source are read, got {pooling!r}")
         self.target_max_len = max_len if target_max_len is None else target_max_len
         of_source, of_target, of_both = options["attention"], decoder_attention or Full(), cross_attention or Full()
-        decoder_options = {**options, "attention": of_target, "global_projections": False, "num_token_types": 0}
+        alone = {"global_projections": False, "num_token_types": 0}
+        decoder_options: dict[str, Any] = {**options, "attention": of_target, **alone}
         if num_decoder_layers is not None:
             decoder_options["num_layers"] = num_decoder_layers
         if options.get("share_attention_params"):  # where there is something to share
@@ -135,7 +136,9 @@ class EncoderDecoder(Encoder):
         if segment_ids is not None and decoder_segment_ids is not None:
             segments = decoder_segment_ids, segment_ids
         context = Context(hidden, mask, segments)
-        return self.target_decoder(decoder_inputs, decoder_mask, context=context, segment_ids=decoder_segment_ids, **given)
+        return self.target_decoder(
+            decoder_inputs, decoder_mask, context=context, segment_ids=decoder_segment_ids, **given
+        )
 
     def read(self, inputs: Array, mask: Array | None = None) -> list[ContextKeys]:
         """The encoder's pass over sources, and the keys and values that each layer of the decoder makes of them, once.

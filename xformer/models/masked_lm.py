@@ -104,7 +104,7 @@ class MaskedLanguageModel(Encoder):
         Returns:
           float32 `[batch, places, vocab_size - 1]`; with `mask_token` "row" `vocab_size`.
         """
-        given = {"token_types": token_types, "global_tokens": global_tokens}
+        given: dict[str, Any] = {"token_types": token_types, "global_tokens": global_tokens}
         x_BxTxW = self.encode(inputs, mask, **given, deterministic=deterministic, rngs=rngs)
         x_BxTxW = x_BxTxW if self.cls is None else x_BxTxW[:, 1:]
         hidden_BxPxW = self.transform(at_places(x_BxTxW, places))

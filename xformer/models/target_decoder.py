@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 from flax import nnx
@@ -50,7 +50,8 @@ class TargetDecoder(Decoder):
             period, own = len(entries(options["attention"])), len(entries(cross_attention))
             if own not in (1, period):
                 raise ArgumentError(
-                    cross.SLOT, f"{cross.SLOT} must have 1 entry or {period}, as decoder_attention, for scan_layers, got {own}"
+                    cross.SLOT,
+                    f"{cross.SLOT} must have 1 entry or {period}, as decoder_attention, for scan_layers, got {own}",
                 )
             shape = Shape(1, max_len, context_len, num_heads, head_dim, num_kv_heads)
             if any(op.plans(shape, options["num_layers"]) is not None for op in entries(cross_attention)):
@@ -80,5 +81,5 @@ class TargetDecoder(Decoder):
         rngs: nnx.Rngs | None = None,
     ):
         """The logits at each token, for the next one; arguments as those of Decoder, and the `context`."""
-        given = {"segment_ids": segment_ids, "deterministic": deterministic, "rngs": rngs}
+        given: dict[str, Any] = {"segment_ids": segment_ids, "deterministic": deterministic, "rngs": rngs}
         return self.logits(self.encode(inputs, mask, context=context, **given))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,6 @@ class TokenClassifier(Encoder):
         Returns:
           float32 logits `[batch, places, num_classes]`; those of padding are finite and mean nothing.
         """
-        given = {"token_types": token_types, "global_tokens": global_tokens}
+        given: dict[str, Any] = {"token_types": token_types, "global_tokens": global_tokens}
         encoded_BxTxW = self.encode(inputs, mask, **given, deterministic=deterministic, rngs=rngs)
         return self.classify(at_places(encoded_BxTxW, places))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+
 @dataclasses.dataclass(frozen=True)
 class Scores:
     """What generated texts score.

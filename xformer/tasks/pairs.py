@@ -67,7 +67,9 @@ def by_group(pairs: Sequence[Pair], shares: Mapping[str, float], counts: dict[st
     seen: tuple[set[str], set[str]] = (set(), set())
     for part in reversed(list(split)):  # test first, training last
         texts = [(normal(pair.source).casefold(), normal(pair.target).casefold()) for pair in split[part]]
-        kept = [pair for pair, (one, two) in zip(split[part], texts, strict=True) if not (one in seen[0] or two in seen[1])]
+        kept = [
+            pair for pair, (one, two) in zip(split[part], texts, strict=True) if not (one in seen[0] or two in seen[1])
+        ]
         counts["in_other_parts_left_out"] += len(split[part]) - len(kept)
         split[part] = kept
         for one, two in texts:

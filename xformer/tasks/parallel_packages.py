@@ -41,7 +41,9 @@ def source(name: str, given: Path, language: str, backward: bool, shares: Mappin
     files = list(_FILES[name](given, language))
     if not files:
         command = fetch(name, language, str(given))
-        raise DataMissing(f"translation: no {name} in English and {language!r} in {given}; on Debian or Ubuntu: {command}")
+        raise DataMissing(
+            f"translation: no {name} in English and {language!r} in {given}; on Debian or Ubuntu: {command}"
+        )
     parts = (part for page, one, two in files for part in (page, one.read_bytes(), two.read_bytes()))
 
     def read():
@@ -96,7 +98,7 @@ def _unpacked(file: Path) -> str:
 
 
 def paragraphs(page: str) -> dict[str, str]:
-    """The text of each paragraph and heading of a page of help, by its identifier; of one that comes twice the first."""
+    """The text of each paragraph and heading of a page of help, by its identifier; of two of one name the first."""
     reader = _Paragraphs()
     reader.feed(page)
     reader.close()

@@ -24,7 +24,26 @@ _ESCAPE = re.compile(
 _JOINED = ("BR", "RB", "BI", "IB", "IR", "RI", "MR")  # fonts that alternate without a space between
 _SPACED = ("B", "I", "R", "SM", "SB")
 _UNFILLED = {"nf": "fi", "EX": "EE", "TS": "TE", "EQ": "EN", "PS": "PE", "ig": ".", "de": "."}
-_TRANSPARENT = ("ad", "na", "hy", "nh", "ne", "ft", "UR", "UE", "MT", "ME", "PD", "in", "ti", "nr", "ds", "ie", "el", "if")
+_TRANSPARENT = (
+    "ad",
+    "na",
+    "hy",
+    "nh",
+    "ne",
+    "ft",
+    "UR",
+    "UE",
+    "MT",
+    "ME",
+    "PD",
+    "in",
+    "ti",
+    "nr",
+    "ds",
+    "ie",
+    "el",
+    "if",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,4 +130,4 @@ def _arguments(text: str) -> list[str]:
     """The arguments of a macro: words, or what stands in double quotes."""
     text = re.sub(r'(^|\s)\\".*', "", text)
     found = re.findall(r'"((?:[^"]|"")*)"?|((?:\\ |[^ \t"])\S*?(?:\\ \S*)*)(?=[ \t]|$)', text)
-    return [quoted.replace('""', '"') if not word else word for quoted, word in found]
+    return [word or quoted.replace('""', '"') for quoted, word in found]

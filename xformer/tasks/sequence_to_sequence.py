@@ -56,7 +56,9 @@ class SequenceToSequence(TextTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cut != "head":
-            raise ValueError(f"{self.name}: cut must be 'head', as a target is told from its beginning, got {self.cut!r}")
+            raise ValueError(
+                f"{self.name}: cut must be 'head', as a target is told from its beginning, got {self.cut!r}"
+            )
         if self.vocab == "tokenizer":
             raise ValueError(f"{self.name}: vocab must be 'bytes' or 'subword': 0 is the end of a target here")
         for key in ("target_max_len", "num_validation", "num_test", "num_beams"):

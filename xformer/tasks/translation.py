@@ -37,8 +37,8 @@ class Translation(SequenceToSequence):
     are extracted into; "": the folder `translation` of the data directory.
 
     validation_path, test_path, validation_target_path, test_target_path: own files of those splits likewise, which are
-    read as they are. A split without is cut off `path`, `validation_share` and `test_share` of its pairs by a hash, those
-    that share a text together.
+    read as they are. A split without is cut off `path`, `validation_share` and `test_share` of its pairs by a hash,
+    those that share a text together.
     """
 
     name: ClassVar[str] = "translation"
