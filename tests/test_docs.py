@@ -29,6 +29,7 @@ SLOW = (
     "many_devices.md",
     "own_documents.md",
     "language_models.md",
+    "translation.md",
 )  # several runs each: left to `make test-full`
 LISTOPS = {"task.preset": "listops_128", "task.num_train": 64, "task.num_validation": 16, "task.num_test": 16}
 TINY = {
@@ -56,6 +57,8 @@ def tiny(spec):
     """Overrides that make any shipped experiment small; the model of a checkpoint is as it is."""
     if spec.startswith("finetune"):
         return {key: value for key, value in TINY.items() if not key.startswith("model.")} | {"task.max_len": 60}
+    if "translation" in spec:
+        return TINY | {"task.max_len": 32, "task.vocab_size": 300, "task.num_beams": 1}
     return TINY | ({"task.max_len": 64} if "documents" in spec or "language_model" in spec else LISTOPS)
 
 
@@ -114,6 +117,9 @@ def project(tmp_path, data_dir, monkeypatch):
         {"text": f"{'good' if i % 2 else 'bad'} text number {i}", "label": "ab"[i % 2], "price": i} for i in range(60)
     ]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = {"en": ("first", "second", "third", "last"), "de": ("erste", "zweite", "dritte", "letzte")}
+    for side, text in (("en", "the {} house is red {}\n"), ("de", "das {} Haus, rot {}\n")):
+        (tmp_path / f"mine.{side}").write_text("".join(text.format(words[side][i % 4], i) for i in range(60)))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(ROOT / "tests" / "fixtures" / "weights" / "roberta_masked_lm", tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "tokenizer.json").write_text(tokenizer_json())
