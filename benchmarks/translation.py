@@ -1,4 +1,4 @@
-"""The encoder-decoder beside Hugging Face's Marian of the same sizes: the same logits, a training step, and beam search.
+"""The encoder-decoder beside Hugging Face's Marian of the same sizes: logits, a training step, and beam search.
 
     .venv-peers/bin/python -m benchmarks.translation                  # all; the peer needs peers.txt
     .venv-peers/bin/python -m benchmarks.translation --only=logits    # whether both say the same, and no times
@@ -117,9 +117,9 @@ def as_torch(given: dict[str, np.ndarray]) -> dict[str, Any]:
     """The batch under the peer's names."""
     import torch
 
-    tensor = lambda name: torch.tensor(given[name].astype(np.int64))
-    return {"input_ids": tensor("inputs"), "attention_mask": tensor("mask"), "decoder_input_ids": tensor("decoder_inputs"),
-            "decoder_attention_mask": tensor("decoder_mask")}  # fmt: skip
+    names = {"input_ids": "inputs", "attention_mask": "mask", "decoder_input_ids": "decoder_inputs",
+             "decoder_attention_mask": "decoder_mask"}  # fmt: skip
+    return {theirs: torch.tensor(given[name].astype(np.int64)) for theirs, name in names.items()}
 
 
 def logits() -> dict[str, Any]:

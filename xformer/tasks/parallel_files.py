@@ -51,7 +51,7 @@ def read(files: Files, fields: tuple[str, str]) -> list[Pair]:
     documents = reading.read_unlabelled(files.path, *fields)
     if documents[0].second is None:
         raise ValueError(
-            f"path: {files.path} must be a table with the fields {fields[0]!r} and {fields[1]!r}, or have a target_path, "
+            f"path: {files.path} must be a table of the fields {fields[0]!r} and {fields[1]!r}, or have a target_path: "
             "a file with a line for each of its lines"
         )
     return [Pair(document.text, document.second or "") for document in documents]
