@@ -14,6 +14,7 @@ from xformer.models.decoder import Decoder
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.models.encoder_decoder import EncoderDecoder
 from xformer.models.masked_lm import MaskedLanguageModel
+from xformer.models.seq2seq_lstm import Seq2SeqLSTM
 from xformer.models.token_classifier import TokenClassifier
 from xformer.models.two_tower import TwoTower
 
@@ -26,6 +27,7 @@ MODELS: Table[type[nnx.Module]] = Table(
         "decoder": Decoder,
         "bilstm": BiLSTM,
         "encoder_decoder": EncoderDecoder,
+        "seq2seq_lstm": Seq2SeqLSTM,
     },
     kind=nnx.Module,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "EncoderDecoder",
     "EncoderOptions",
     "MaskedLanguageModel",
+    "Seq2SeqLSTM",
     "TokenClassifier",
     "TwoTower",
 ]
