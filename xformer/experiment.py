@@ -259,10 +259,10 @@ def check_cuts(experiment: Experiment, mesh: Mapping[str, int], where: str = "tr
             raise ConfigError(f"{where}{axis}: got {mesh[axis]}, takes a divisor of {key}, which is {size}")
 
 
-def _optimizer(config: Mapping[str, Any] | ConfigDict, num_steps: int, op: attention.Attention) -> dict[str, Any]:
+def _optimizer(config: Mapping[str, Any] | ConfigDict, num_steps: int, op: attention.Attention | None) -> dict[str, Any]:
     config = config.to_dict() if isinstance(config, ConfigDict) else config
     model, blocks = config["model"], None
-    if issubclass(MODELS[model["name"]], Encoder):
+    if op is not None and issubclass(MODELS[model["name"]], Encoder):
         period, shared = len(attention.entries(op)), model["share_attention_params"]
         blocks = Blocks(model["num_layers"], period, scanned=model["scan_layers"], shared=shared)
     build_optimizer = lambda: optimizers.build(**config["optimizer"], num_steps=num_steps, blocks=blocks)
