@@ -157,8 +157,9 @@ def test_arguments_that_a_class_hands_on_are_its_own():
 
     own = {"size": Parameter(int), "head": Parameter(str, "a"), "depth": Parameter(int, 2)}
     assert arguments.parameters(Model) == own and arguments.positional(Model) == ["size"]
-    assert list(arguments.parameters(EncoderClassifier))[:8] == [
-        "vocab_size", "num_classes", "max_len", "pooling", "chunk_len", "head", "head_dropout_rate", "attention",
+    assert list(arguments.parameters(EncoderClassifier))[:9] == [
+        "vocab_size", "num_classes", "max_len", "pooling", "chunk_len", "head", "head_dropout_rate", "head_bias",
+        "attention",
     ]  # fmt: skip
 
 

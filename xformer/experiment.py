@@ -259,7 +259,9 @@ def check_cuts(experiment: Experiment, mesh: Mapping[str, int], where: str = "tr
             raise ConfigError(f"{where}{axis}: got {mesh[axis]}, takes a divisor of {key}, which is {size}")
 
 
-def _optimizer(config: Mapping[str, Any] | ConfigDict, num_steps: int, op: attention.Attention | None) -> dict[str, Any]:
+def _optimizer(
+    config: Mapping[str, Any] | ConfigDict, num_steps: int, op: attention.Attention | None
+) -> dict[str, Any]:
     config = config.to_dict() if isinstance(config, ConfigDict) else config
     model, blocks = config["model"], None
     if op is not None and issubclass(MODELS[model["name"]], Encoder):
