@@ -219,6 +219,14 @@ def test_loss_is_the_metric_where_there_is_no_accuracy(tmp_path):
     assert "No variant is called better: that takes 3 seeds or more, and each has 2" in written.html.read_text()
 
 
+def test_models_that_tell_tokens_are_compared_by_their_loss(tmp_path):
+    better = {"loss": "min", "accuracy": "max", "perplexity": "min"}
+    test = {"loss": 0.5, "accuracy": 0.9, "perplexity": 1.65, "examples": 10}
+    report_fake.make(tmp_path, test=test, eval=test, select_metric="loss", better=better)
+    comparison = results.load(tmp_path)
+    assert (comparison.metric, comparison.higher_is_better) == ("loss", False)
+
+
 def test_what_differs_is_shown_and_more_than_attention_is_said(tmp_path):
     report_fake.make(tmp_path)
     page = report.write(tmp_path).html.read_text()

@@ -242,8 +242,10 @@ def _metric(results: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     chosen = {str(result.get("select_metric")) for result in results}
     better = mapping(results[0].get("better")) if results else {}
     selected = next(iter(chosen)) if len(chosen) == 1 else ""
-    # Runs that select by loss are compared by accuracy where they have one.
-    if selected in better and selected != "loss" and all(selected in mapping(r.get("test")) for r in results):
+    # Runs that select by loss are compared by accuracy where they have one; those that tell tokens have a perplexity.
+    tests = [mapping(result.get("test")) for result in results]
+    tells = all("perplexity" in test for test in tests)
+    if selected in better and (selected != "loss" or tells) and all(selected in test for test in tests):
         return selected, str(better[selected])
     metric = known[0] if known else "accuracy"
     return metric, METRICS[metric]
