@@ -29,7 +29,10 @@ def get_config(arg: str = "context_1024+context_4096") -> ConfigDict:
         batch_size = BYTES_A_STEP // CONTEXTS[name]
         config.task.update(max_len=CONTEXTS[name], num_validation=16 * batch_size)
         config.model.update(num_layers=2, position_embedding="none")
-        config.train.update(num_steps=600, batch_size=batch_size, eval_every=200, checkpoint_every=200)
+        # On one device: two rows a step are too few for more.
+        config.train.update(
+            mesh={"data": 1}, num_steps=600, batch_size=batch_size, eval_every=200, checkpoint_every=200
+        )
     attentions = {name: presets.causal(presets.attention(f"{name}+rotary")) for name in VARIANTS}
     report = {"cost_lengths": (1024, 4096, 16384), "measure_up_to": 4096}
     first = next(iter(tasks.values()))

@@ -40,9 +40,11 @@ COMPARISONS = (
     "compare_demo",
     "compare_documents",
     "compare_imdb",
+    "compare_language_model",
     "compare_linux_docs",
     "compare_listops",
     "compare_lra",
+    "compare_recall",
     "scaling",
 )
 
@@ -113,6 +115,13 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
 # That of chorales compares positions (tests/test_tasks_chorales.py), scaling compares sizes (tests/test_scaling.py).
 OF_ATTENTION = [name for name in COMPARISONS if name not in ("compare_chorales", "scaling")]
 
+# What is compared beside full attention and BigBird, where it is not Linformer and Shaw's positions.
+OTHERS = {
+    "compare_language_model": ("window", "linear"),
+    "compare_linux_docs": ("linformer", "window"),
+    "compare_recall": ("window", "retention"),
+}
+
 
 @pytest.mark.parametrize("name", [f"{name}.py" + ":pathx" * (name == "compare_lra") for name in OF_ATTENTION])
 def test_comparisons_change_attention_and_seed_only(name):
@@ -123,7 +132,7 @@ def test_comparisons_change_attention_and_seed_only(name):
         assert [(variant, seed) for variant, seed, _ in runs] == [
             (v, s) for v in comparison.variants for s in comparison.seeds
         ]
-        least = {"full", "linformer", "bigbird", "window" if name == "compare_linux_docs.py" else "shaw"}
+        least = {"full", "bigbird", *OTHERS.get(name.removesuffix(".py"), ("linformer", "shaw"))}
         assert least <= {variant.partition("-")[0] for variant in comparison.variants}
         for _, seed, run in runs:
             assert run.seed == seed and run.train.num_steps == 10
