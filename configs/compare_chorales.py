@@ -5,6 +5,9 @@
 Huang et al. 2018, table 1, at a size for two slow cores: two layers, rows of 512 tokens and 600 steps. Depth, width,
 data, steps and learning rate are the same for all; only absolute has position embeddings, which are learnt. The report
 has the loss in nats a token.
+
+Measured, 95 % intervals over seeds, nats a token on test: full 0.722 ± 0.045, shaw 0.779 ± 0.043, music 0.772 ± 0.141;
+none is clearly better (docs/results.md).
 """
 
 from __future__ import annotations
