@@ -45,6 +45,7 @@ COMPARISONS = (
     "compare_listops",
     "compare_lra",
     "compare_recall",
+    "compare_translation",
     "scaling",
 )
 
@@ -112,8 +113,9 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
         comparisons.load_comparison(f"{CONFIGS}/compare_lra.py", ["train.num_steps=10"])
 
 
-# That of chorales compares positions (tests/test_tasks_chorales.py), scaling compares sizes (tests/test_scaling.py).
-OF_ATTENTION = [name for name in COMPARISONS if name not in ("compare_chorales", "scaling")]
+# Others compare positions (tests/test_tasks_chorales.py), models, or sizes (tests/test_scaling.py).
+ELSEWHERE = ("compare_chorales", "compare_translation", "scaling")
+OF_ATTENTION = [name for name in COMPARISONS if name not in ELSEWHERE]
 
 # What is compared beside full attention and BigBird, where it is not Linformer and Shaw's positions.
 OTHERS = {
@@ -140,6 +142,15 @@ def test_comparisons_change_attention_and_seed_only(name):
             asked = presets.of_model(run.attention, comparison.base.model)  # such as keys that are the queries
             assert changed <= {"name", "attention", "seed"} | ({"model"} if asked else set())
             assert run.model.to_dict() == comparison.base.model.to_dict() | asked
+
+
+def test_translation_is_compared_with_the_lstm_at_equal_compute_with_as_many_trials():
+    comparison = comparisons.load_comparison(f"{CONFIGS}/compare_translation.py")
+    assert list(comparison.budget) == ["train_flops"] and comparison.seeds == (0, 1, 2)
+    runs = {variant: run for variant, _, run in comparisons.comparison_runs(comparison)}
+    assert runs["seq2seq_lstm"].model.name == "seq2seq_lstm" and runs["seq2seq_lstm"].attention.name == "none"
+    assert runs["transformer"].task == runs["seq2seq_lstm"].task
+    assert not any("tune" in change for change in comparison.variants.values())  # one grid for both
 
 
 def test_the_kernel_documents_are_compared_from_scratch_or_pretrained():
