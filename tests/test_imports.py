@@ -24,13 +24,18 @@ MAY_IMPORT = {
     "xformer.generate": set(),  # models come in as arguments
     "xformer.models": {"xformer.nn", "xformer.attention", "xformer.layer_terms"},
     "xformer.tokenizer_files": {"xformer.extras"},
-    "xformer.weights": {"xformer.models", "xformer.attention", "xformer.extras", "xformer.tokenizer_files"},
+    "xformer.position_tables": set(),
+    "xformer.weights": {
+        "xformer.models", "xformer.attention", "xformer.extras", "xformer.position_tables", "xformer.tokenizer_files",
+    },
     "xformer.tasks": {"xformer.extras", "xformer.generate", "xformer.tokenizer_files"},
     "xformer.cost": {"xformer.attention"},
     "xformer.critical_path": {"xformer.cost"},
     "xformer.difference": set(),
     "xformer.live_memory": set(),
-    "xformer.train": {"xformer.cost", "xformer.difference", "xformer.extras", "xformer.layer_terms"},
+    "xformer.train": {
+        "xformer.cost", "xformer.difference", "xformer.extras", "xformer.layer_terms", "xformer.position_tables",
+    },
     "xformer.report": {"xformer.extras", "xformer.tuning", "xformer.budget"},
     "xformer.scaling": {"xformer.report", "xformer.extras"},
     "xformer.arguments": set(),

@@ -16,7 +16,7 @@ import xformer
 from xformer import experiment, pretrained, weights
 from xformer.schema import ConfigError
 from xformer.tasks import vocab
-from xformer.train import WarmStartError, warm_start
+from xformer.train import TrainConfig, WarmStartError, warm_start
 from xformer.weights import folder as folders
 
 FIXTURES = Path(__file__).parent / "fixtures" / "weights"
@@ -195,6 +195,7 @@ def test_a_longer_run_with_another_attention_and_scanned_layers(source, texts, t
     config["task"]["max_len"] = 60
     config["attention"] = {"name": "longformer", "window": 8, "num_global_tokens": 1}
     config["model"] |= {"scan_layers": True, "global_projections": True}
+    config["train"]["init_positions"] = "interpolate"
     with caplog.at_level(logging.INFO):
         experiment.build(config).trainer(tmp_path / "run", tmp_path / "data").fit()
     taken = json.loads((tmp_path / "run" / "init_from.json").read_text())
@@ -203,7 +204,8 @@ def test_a_longer_run_with_another_attention_and_scanned_layers(source, texts, t
     run, there = xformer.load(tmp_path / "run"), load_file(source / "model.safetensors")
     table = np.asarray(run.model.positions.table[...])
     old = there["roberta.embeddings.position_embeddings.weight"]
-    np.testing.assert_allclose(table[31:60], old[2:], atol=1e-6)
+    np.testing.assert_allclose(table[[0, 1, 2, 61]], old[[0, 1, 2, 30]], atol=1e-6)
+    np.testing.assert_allclose(table[3], old[2] + 28 / 59 * (old[3] - old[2]), atol=1e-6)
     for name in ("query", "of_global/query"):
         layer = run.model.unrolled().blocks[1].attention
         for part in name.split("/"):
@@ -290,3 +292,10 @@ def test_tables_keep_the_rows_before_the_first_position():
     table = np.arange(10.0)[:, None] * np.ones(3)
     fitted = warm_start.fit("positions/table", table, (15, 3), 2)
     assert fitted[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5, 6]
+    stacked = np.stack([table, table + 1])
+    stretched = warm_start.fit("positions/table", stacked, (2, 17, 3), 2, "interpolate")
+    assert stretched[0, :, 1].tolist() == [0, 1, *np.linspace(2, 9, 15)]
+    np.testing.assert_array_equal(stretched[1], stretched[0] + 1)
+    assert warm_start.fit("positions/table", table, (6, 3), 2, "interpolate")[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="init_positions must be 'copy' where init_from is None, got 'interpolate'"):
+        TrainConfig(num_steps=1, batch_size=1, init_positions="interpolate")

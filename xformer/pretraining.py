@@ -82,7 +82,13 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, A
                 f"pretrain: model.chunk_len is {chunk_len}, but the task {source['name']} has no max_len to cut at"
             )
         source["max_len"] = min(source["max_len"], chunk_len)
-    steps = {"num_steps": given.num_steps, "num_epochs": None, "init_from": None, "init_strict": False}
+    steps = {
+        "num_steps": given.num_steps,
+        "num_epochs": None,
+        "init_from": None,
+        "init_strict": False,
+        "init_positions": "copy",
+    }
     others: dict[str, Any] = {"select_metric": None, "select_mode": None, "metrics": (), "callbacks": ()}
     every = {} if given.eval_every is None else dict.fromkeys(("eval_every", "checkpoint_every"), given.eval_every)
     own = lambda *keys: {key: value for key in keys if (value := getattr(given, key)) is not None}

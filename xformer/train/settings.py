@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from xformer.checks import check_integer, is_integer
+from xformer.position_tables import Extension
 
 AXES = ("data", "fsdp", "tensor", "sequence")
 # How often a batch may hold each training example: a little, so that the smallest data sets work; far more is a mistake
@@ -46,6 +47,7 @@ class TrainConfig:
       init_from: a run's workdir (its best checkpoint), a checkpoint's folder or, as "hf:FOLDER", a Hugging Face folder,
         whose parameters the run starts from; see `xformer.train.warm_start` for what is taken. The optimizer starts
         afresh. A relative path is looked for in the run's own workdir first, but for "hf:".
+      init_positions: what makes a longer table of learned positions: "copy" repeats it, "interpolate" stretches it.
       init_strict: whether nothing of `init_from` may be missing, extra or of another shape.
 
     Raises:
@@ -71,6 +73,7 @@ class TrainConfig:
     trackers: tuple[str | Mapping[str, Any], ...] = ()
     init_from: str | None = None
     init_strict: bool = False
+    init_positions: Extension = "copy"
 
     def __post_init__(self) -> None:
         optional = {"eval_batch_size", "stop_at_step"}
@@ -81,11 +84,14 @@ class TrainConfig:
                 continue
             check_integer(name, value, at_most=2**31 - 1)
         choices = {"parallel": ("jit", "pmap"), "dtype": ("float32", "bfloat16"), "select_mode": ("max", "min", None)}
+        choices["init_positions"] = get_args(Extension)
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {getattr(self, name)!r}")
         if self.init_strict and self.init_from is None:
             raise ValueError("init_strict must be False where init_from is None, got True")
+        if self.init_positions != "copy" and self.init_from is None:
+            raise ValueError(f"init_positions must be 'copy' where init_from is None, got {self.init_positions!r}")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"accumulate must divide batch_size, got {self.accumulate} micro-batches of {self.batch_size} examples"

@@ -219,7 +219,9 @@ class Trainer:
         # Constants and statistics are taken too; random state and plain arrays are the model's own.
         saved = lambda path, x: isinstance(x, nnx.Variable) and not isinstance(x, nnx.RngState)
         constants, others = nnx.filter_state(state.rest, saved, ...)
-        params, constants, report = warm_start.apply(source, state.params, constants, strict=self.train.init_strict)
+        params, constants, report = warm_start.apply(
+            source, state.params, constants, strict=self.train.init_strict, positions=self.train.init_positions
+        )
         if jax.process_index() == 0:
             warm_start.record(Path(self.workdir), source, report)
         barrier("warm")

@@ -3,7 +3,7 @@
 Parameters are matched by their path. One of another shape is left as it was freshly drawn (a head for other classes,
 embeddings of another vocabulary), except for tables of positions, which are fitted:
 
-- learned absolute positions: cut, or repeated from the first (Beltagy et al. 2020, section 5, "copying").
+- learned absolute positions: cut; or repeated from the first, or interpolated (`xformer.position_tables`).
 - tables over the distance (Shaw, MusicRelative): every distance takes the row of its own distance, and one beyond those
   the row of the farthest in its direction, as if distances were clipped (Shaw et al. 2018, equation 5).
 """
@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from xformer.position_tables import Extension, extend
 from xformer.train import workdir as folders
 from xformer.train.checkpoint import MANIFEST, Checkpoints
 from xformer.train.errors import CheckpointError, WarmStartError, WorkdirMismatch
@@ -132,12 +133,15 @@ def _short(names: list[str]) -> str:
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
-def apply(source: Source, params: Any, constants: Any, *, strict: bool = False) -> tuple[Any, Any, Report]:
+def apply(
+    source: Source, params: Any, constants: Any, *, strict: bool = False, positions: Extension = "copy"
+) -> tuple[Any, Any, Report]:
     """(params, constants) with the arrays of the source for those that it has, and what was taken.
 
     Args:
       params, constants: trees of arrays at step 0. Values keep their dtypes and shardings.
       strict: nothing may differ but what is fitted by rule.
+      positions: what a longer table of learned absolute positions is made of.
 
     Raises:
       WarmStartError: no parameter is taken; or, with `strict`, something is missing, extra or of another shape.
@@ -156,7 +160,7 @@ def apply(source: Source, params: Any, constants: Any, *, strict: bool = False) 
         value = there[name]
         if value.shape != mine.shape:
             shapes = f"{name} ({list(value.shape)} there, {list(mine.shape)} here)"
-            fitted = fit(name, value, mine.shape, source.position_offset)
+            fitted = fit(name, value, mine.shape, source.position_offset, positions)
             (report.left if fitted is None else report.fitted).append(shapes)
             if fitted is None:
                 return mine
@@ -175,35 +179,32 @@ def apply(source: Source, params: Any, constants: Any, *, strict: bool = False) 
     return params, constants, report
 
 
-def _absolute(table: np.ndarray, length: int, offset: int) -> np.ndarray:
-    place = np.arange(length) - offset
-    rows = np.where(place < 0, np.arange(length), offset + place % max(table.shape[-2] - offset, 1))
-    return np.take(table, rows, axis=-2)
-
-
-def _by_distance(table: np.ndarray, length: int, offset: int) -> np.ndarray:
+def _by_distance(table: np.ndarray, length: int, offset: int, positions: Extension) -> np.ndarray:
     theirs, mine = table.shape[-2] // 2, length // 2
     return np.take(table, np.clip(np.arange(-mine, mine + 1), -theirs, theirs) + theirs, axis=-2)
 
 
 # (pattern of a parameter's path, what makes a table of another length of it); rows are the last dimension but one.
-TABLES: tuple[tuple[str, Callable[[np.ndarray, int, int], np.ndarray]], ...] = (
-    (r"(^|/)positions/table$", _absolute),
+TABLES: tuple[tuple[str, Callable[[np.ndarray, int, int, Extension], np.ndarray]], ...] = (
+    (r"(^|/)positions/table$", extend),
     (r"/position/(key|value)$", _by_distance),
 )
 
 
-def fit(name: str, value: np.ndarray, shape: tuple[int, ...], offset: int = 0) -> np.ndarray | None:
+def fit(
+    name: str, value: np.ndarray, shape: tuple[int, ...], offset: int = 0, positions: Extension = "copy"
+) -> np.ndarray | None:
     """A table of positions with as many rows as `shape` asks for; None for what no rule fits to it.
 
     offset: rows at the beginning of a table of learned absolute positions that stay as they are.
+    positions: what a longer one is made of.
     """
     if value.ndim != len(shape) or value.ndim < 2:
         return None
     if value.shape[:-2] != shape[:-2] or value.shape[-1] != shape[-1]:
         return None
     rule = next((rule for pattern, rule in TABLES if re.search(pattern, name)), None)
-    return None if rule is None else rule(value, shape[-2], offset)
+    return None if rule is None else rule(value, shape[-2], offset, positions)
 
 
 def record(workdir: Path, source: Source, report: Report) -> None:

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,15 @@ import numpy as np
 from flax import nnx
 from flax.typing import Dtype
 
-from xformer import extras, tokenizer_files
+from xformer import extras, position_tables, tokenizer_files
+from xformer.position_tables import Extension
 from xformer.tree_paths import BLOCKS, path_name
-from xformer.weights import families, position_tables
+from xformer.weights import families
 from xformer.weights.errors import WeightsError
 from xformer.weights.family import Architecture, Family, has_global_tokens, has_t5_bias
 from xformer.weights.folder import CONFIG, Folder
 from xformer.weights.keys import Keys
 from xformer.weights.layout import Shape
-from xformer.weights.position_tables import Extension
 from xformer.weights.tensors import Tensors
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,8 @@ def load(
         except (ValueError, NotImplementedError) as error:
             raise WeightsError(f"attention: {error}") from error
     changed["options"] = {**own, **(options or {})}
-    position_tables.check_extension(positions)
+    if positions not in get_args(Extension):
+        raise WeightsError(f"positions must be 'copy' or 'interpolate', got {positions!r}")
     architecture = dataclasses.replace(architecture, **changed)
     make = lambda: architecture.make(nnx.Rngs(seed), dtype, param_dtype)
     try:
