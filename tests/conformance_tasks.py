@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 
 from xformer.tasks import (
     Chorales,
     Documents,
     Image,
+    ImageClasses,
     Imdb,
     LanguageModel,
     LinuxDocs,
@@ -74,6 +76,19 @@ def write_images(folder: Path, num_train: int = 40, num_test: int = 12) -> str:
         for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
             head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
             (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
+    return str(folder)
+
+
+def write_image_folder(folder: Path, number: int = 12) -> str:
+    """A folder for each of three colours with images of it in several sizes, modes and formats."""
+    random = np.random.default_rng(0)
+    for channel, name in enumerate(WORDS):
+        (folder / name).mkdir(parents=True)
+        for index in range(number):
+            pixels = random.integers(0, 60, (7 + index % 3, 9, 3)).astype(np.uint8)
+            pixels[..., channel] += 150
+            ending = ("png", "bmp", "gif")[index % 3]
+            PIL.Image.fromarray(pixels).save(folder / name / f"{index}.{ending}")
     return str(folder)
 
 
@@ -178,6 +193,8 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "order": lambda *_: Order(max_len=32, **SMALL),
     "recall": lambda *_: Recall(preset="recall_64_small", **SMALL),
     "image": lambda folder, _: Image(source="fashion-mnist", path=write_images(folder)),
+    "images": lambda folder, _: ImageClasses(path=write_images(folder)),
+    "images-folder": lambda folder, _: ImageClasses("folder", write_image_folder(folder / "pictures"), size=6),
     "masked_lm": lambda folder, patch: MaskedLM(own(label_field="class")(folder, patch)),
     "masked_lm-pairs": lambda folder, patch: MaskedLM(pairs(folder, patch), mask_share=0.3),
     "pathfinder": lambda *_: Pathfinder("pathfinder_16", **SMALL),

@@ -191,7 +191,39 @@ def alibi(position, params, q_positions, k_positions, num_heads, causal):
     return {"added": -alibi_slopes(num_heads)[:, None, None] * distance}
 
 
-TERMS = {"Shaw": shaw, "MusicRelative": music_relative, "T5Bias": t5_bias, "ALiBi": alibi}
+def shaw_2d(position, params, q_positions, k_positions, num_heads, causal):
+    """a^K and a^V by gathering, for each pair, the vectors of its distance in rows and in columns.
+
+    Bello et al. 2019, equation 3, with Shaw's clipping. Prefix tokens have vectors by who is one.
+    """
+
+    far, before = position.max_distance, position.num_prefix_tokens
+    pairs = {}
+    for i, query in enumerate(q_positions):
+        for j, key in enumerate(k_positions):
+            outside = bool(query < before), bool(key < before)
+            if any(outside):
+                pairs[i, j] = ("prefix_{}", {(True, False): 0, (False, True): 1, (True, True): 2}[outside]), None
+                continue
+            steps = np.subtract(
+                divmod(int(key) - before, position.columns), divmod(int(query) - before, position.columns)
+            )
+            row, column = (min(max(int(step), -far), far) + far for step in steps)
+            pairs[i, j] = ("row_{}", row), ("column_{}", column)
+
+    def vectors(kind):
+        tables = {name: wide(table) for name, table in params.items() if name.endswith(kind)}
+        dtype = np.result_type(*tables.values())
+        found = np.zeros((len(q_positions), len(k_positions), next(iter(tables.values())).shape[-1]), dtype)
+        for pair, entries in pairs.items():
+            for name, index in filter(None, entries):
+                found[pair] += tables[name.format(kind)][index]
+        return found[None]
+
+    return {f"relative_{kind}s": vectors(kind) for kind in (("key", "value") if position.values else ("key",))}
+
+
+TERMS = {"Shaw2D": shaw_2d, "Shaw": shaw, "MusicRelative": music_relative, "T5Bias": t5_bias, "ALiBi": alibi}
 
 
 # ---- variants

@@ -29,6 +29,7 @@ EXPERIMENTS = (
     "language_model",
     "chorales",
     "translation",
+    "images",
     *TEXTS,
     *PROBES,
     *ARENA,
@@ -39,6 +40,7 @@ COMPARISONS = (
     "compare_chorales",
     "compare_demo",
     "compare_documents",
+    "compare_images",
     "compare_imdb",
     "compare_language_model",
     "compare_linux_docs",
@@ -114,7 +116,7 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
 
 
 # Others compare positions (tests/test_tasks_chorales.py), models, or sizes (tests/test_scaling.py).
-ELSEWHERE = ("compare_chorales", "compare_translation", "scaling")
+ELSEWHERE = ("compare_chorales", "compare_images", "compare_translation", "scaling")
 OF_ATTENTION = [name for name in COMPARISONS if name not in ELSEWHERE]
 
 # What is compared beside full attention and BigBird, where it is not Linformer and Shaw's positions.

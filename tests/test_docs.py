@@ -8,7 +8,10 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import pytest
+from conformance_tasks import write_image_folder, write_images
 from tiny_tokenizer import tokenizer_json
 
 import xformer
@@ -30,6 +33,7 @@ SLOW = (
     "own_documents.md",
     "language_models.md",
     "translation.md",
+    "images.md",
 )  # several runs each: left to `make test-full`
 LISTOPS = {"task.preset": "listops_128", "task.num_train": 64, "task.num_validation": 16, "task.num_test": 16}
 TINY = {
@@ -59,6 +63,8 @@ def tiny(spec):
         return {key: value for key, value in TINY.items() if not key.startswith("model.")} | {"task.max_len": 60}
     if "translation" in spec:
         return TINY | {"task.max_len": 32, "task.vocab_size": 300, "task.num_beams": 1}
+    if spec.startswith("images"):
+        return TINY
     return TINY | ({"task.max_len": 64} if "documents" in spec or "language_model" in spec else LISTOPS)
 
 
@@ -120,6 +126,12 @@ def project(tmp_path, data_dir, monkeypatch):
     words = {"en": ("first", "second", "third", "last"), "de": ("erste", "zweite", "dritte", "letzte")}
     for side, text in (("en", "the {} house is red {}\n"), ("de", "das {} Haus, rot {}\n")):
         (tmp_path / f"mine.{side}").write_text("".join(text.format(words[side][i % 4], i) for i in range(60)))
+    fashion = data_dir / "fashion-mnist"
+    fashion.mkdir(exist_ok=True)
+    write_images(fashion)
+    write_image_folder(tmp_path / "pictures")
+    for name in ("boot.png", "shirt.jpg"):
+        PIL.Image.fromarray(np.full((30, 20, 3), 90, np.uint8)).save(tmp_path / name)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(ROOT / "tests" / "fixtures" / "weights" / "roberta_masked_lm", tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "tokenizer.json").write_text(tokenizer_json())

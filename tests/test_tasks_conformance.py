@@ -70,7 +70,11 @@ def test_inputs_and_metrics_trace_on_the_example_batch(opened):
     example = task.example_batch(BATCH)
     inputs = jax.eval_shape(task.inputs, example)
     more = MORE_INPUTS.get(name_of(task), set())
-    assert set(inputs) - more == ({"inputs", "mask"} if task.num_texts == 1 else {"inputs", "mask", "inputs2", "mask2"})
+    if images := inputs.pop("images", None):  # a task of images, which reads nothing else
+        assert images.shape == (BATCH, *task.shape) and images.dtype == jnp.float32 and not inputs
+    else:
+        pairs = {"inputs", "mask"} | ({"inputs2", "mask2"} if task.num_texts == 2 else set())
+        assert set(inputs) - more == pairs
     for name, array in inputs.items():
         if array is None:  # what the task leaves out
             assert name in more

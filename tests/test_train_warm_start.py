@@ -169,3 +169,19 @@ class OneNumber(nnx.Module):
 
     def __call__(self, inputs, mask, *, deterministic=True, rngs=None):
         return mask.sum(1, keepdims=True) * self.number[...]
+
+
+def test_positions_of_a_grid_are_interpolated():
+    """A plane stays one, corners stay near corners; row and column tables keep every distance's own row."""
+    row, column = np.mgrid[0:4, 0:6]
+    plane = np.stack([row, column, 2.0 * row - column], axis=-1).astype(np.float32)
+    found = warm_start.fit("positions/grid", plane, (8, 12, 3))
+    place = lambda count: (np.arange(2 * count) + 0.5) / 2 - 0.5  # middles of the new places among the old ones
+    rows, columns = np.meshgrid(place(4), place(6), indexing="ij")
+    inner = np.s_[1:-1, 1:-1]
+    np.testing.assert_allclose(found[inner], np.stack([rows, columns, 2 * rows - columns], -1)[inner], atol=1e-5)
+    np.testing.assert_allclose(found[0, 0], plane[0, 0], atol=1e-6)
+    assert warm_start.fit("positions/grid", plane, (4, 6, 5)) is None
+    table = np.arange(5.0)[:, None]
+    name = "blocks/0/attention/attention_fn/params/position/row_key"
+    np.testing.assert_array_equal(warm_start.fit(name, table, (9, 1))[:, 0], [0, 0, 0, 1, 2, 3, 4, 4, 4])

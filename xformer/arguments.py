@@ -25,7 +25,7 @@ def parameters(constructor: Callable, exclude: Collection[str] = ()) -> dict[str
     """The arguments of a dataclass, class or function, in order, without those in `exclude`.
 
     A class whose `__init__` takes `**keywords` hands them on: they are the arguments of the next class that has an
-    `__init__` of its own.
+    `__init__` of its own, but for those that the class names in `FIXED_ARGUMENTS`, which it gives that one itself.
     """
     factories = {}
     if dataclasses.is_dataclass(constructor):
@@ -73,6 +73,7 @@ def positional(cls: Any) -> list[str]:
 def _handed_on(cls: type) -> dict[str, Parameter]:
     """The arguments of a class that is no dataclass, those that it hands on to its bases included."""
     found: dict[str, Parameter] = {}
+    fixed: Collection[str] = getattr(cls, "FIXED_ARGUMENTS", ())
     for base in inspect.getmro(cls):
         constructor = vars(base).get("__init__")
         if constructor is None:
@@ -81,7 +82,7 @@ def _handed_on(cls: type) -> dict[str, Parameter]:
         for name, parameter in list(inspect.signature(constructor).parameters.items())[1:]:  # self comes first
             if parameter.kind is parameter.VAR_KEYWORD:
                 keywords = True
-            elif name not in found and parameter.kind is not parameter.VAR_POSITIONAL:
+            elif name not in found and name not in fixed and parameter.kind is not parameter.VAR_POSITIONAL:
                 found[name] = Parameter(hints.get(name, Any), parameter.default)
         if not keywords:
             break

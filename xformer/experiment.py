@@ -59,6 +59,11 @@ class Experiment:
     model_args: Mapping[str, Any]
     config: ConfigDict
 
+    @property
+    def num_positions(self) -> int:
+        """The positions that attention sees of the longest input."""
+        return _num_positions(self.model, self.task.length, {**self.task.sizes(), **self.model_args})  # type: ignore[arg-type]
+
     def model_fn(self, **sizes: Any) -> Callable[[nnx.Rngs], nnx.Module]:
         """The function that makes the freshly initialised model for data of these sizes.
 
@@ -182,7 +187,7 @@ def build(config: Mapping | ConfigDict, *, quiet: bool = False) -> Experiment:
     checked["model"] = sections.complete_model(checked, task.sizes())
     model, model_args = MODELS[checked["model"]["name"]], {**checked["model"]}
     del model_args["name"]
-    num_positions = _num_positions(model, task.length, model_args)
+    num_positions = _num_positions(model, task.length, {**task.sizes(), **model_args})
     op, checked["attention"] = sections.build_attention(checked, num_positions)
     model_slots, complete_slots = sections.build_slots(checked, {**task.sizes(), "max_len": num_positions})
     checked["model"] |= complete_slots
@@ -218,12 +223,16 @@ def build(config: Mapping | ConfigDict, *, quiet: bool = False) -> Experiment:
     return experiment
 
 
-def _num_positions(model: type, max_len: int, model_args: Mapping[str, Any]) -> int:
-    """The positions that attention sees: those of the input, unless the model says otherwise by `num_positions`."""
+def _num_positions(model: type, max_len: int, given: Mapping[str, Any]) -> int:
+    """The positions that attention sees: those of the input, unless the model says otherwise by `num_positions`.
+
+    `given` holds the sizes of the data and the arguments of the model.
+    """
     count = getattr(model, "num_positions", None)
     if count is None:
         return max_len
-    return count(max_len, **{key: model_args[key] for key in schema.parameters(count) if key in model_args})
+    takes = [key for key in schema.parameters(count) if key in given and key != "max_len"]
+    return count(max_len, **{key: given[key] for key in takes})
 
 
 def _as_text(checked: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 PACKAGES = {
     "data": ("grain", "tensorflow_datasets", "array_record", "importlib_resources", "tokenizers"),
+    "images": ("dm_pix", "PIL"),
     "report": ("matplotlib", "jinja2", "scipy", "sklearn", "PIL"),
     "tensorboard": ("tensorboardX",),
     "music": ("mido",),

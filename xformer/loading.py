@@ -56,7 +56,8 @@ class Loaded:
         Texts longer than `max_len` tokens are cut; the result says which, and a warning how many.
 
         Args:
-          texts: strings; pairs of strings where the model compares two documents.
+          texts: strings; pairs of strings where the model compares two documents; of a model of images paths of files,
+            or uint8 arrays `[height, width, channels]` of the size that it was trained on.
           threshold: the probability from which on a label is given, one for all (0.5 by default) or by label; for
             models with several labels a text.
 
@@ -80,15 +81,15 @@ class Loaded:
         rows = []
         # Without texts a row of padding serves, for the shape of the outputs.
         count = max(len(texts), 1)
-        features = {name: np.pad(array, ((0, count - len(array)), (0, 0))) for name, array in features.items()}
+        features = {name: _lengthened(array, count) for name, array in features.items()}
         for start in range(0, count, batch_size):
             chunk = {name: array[start : start + batch_size] for name, array in features.items()}
-            size = len(chunk["inputs"])
+            size = len(next(iter(chunk.values())))
             missing = batch_size - size if count > batch_size else 0  # one shape, one compilation
-            padded = {name: np.pad(array, ((0, missing), (0, 0))) for name, array in chunk.items()}
+            padded = {name: _lengthened(array, size + missing) for name, array in chunk.items()}
             rows.append(np.asarray(_predict(self.model, self.family, padded))[:size])
         values = np.concatenate(rows)[: len(texts)]
-        mask = features["mask"][: len(texts)]
+        mask = features.get("mask", values)[: len(texts)]  # of tokens, where a class is one token's
         return predictions.present(self.family, values, mask, truncated, self.preprocess, threshold)
 
     def generate(
@@ -231,6 +232,11 @@ def _padded(prompts: Sequence[Sequence[int]], longest: int) -> tuple[np.ndarray,
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
     return tokens, np.array([len(prompt) for prompt in prompts])
+
+
+def _lengthened(array: np.ndarray, rows: int) -> np.ndarray:
+    """With rows of zeros at the end."""
+    return np.pad(array, [(0, rows - len(array)), *[(0, 0)] * (array.ndim - 1)])
 
 
 @nnx.jit(static_argnums=1)

@@ -25,6 +25,7 @@ from xformer.attention.registry import ATTENTIONS, build
 from xformer.attention.retention import Retention
 from xformer.attention.routing import Routing
 from xformer.attention.shape import Shape
+from xformer.attention.shaw_2d import Shaw2D
 from xformer.attention.signature import AttentionCallable, Options
 from xformer.attention.sinkhorn import Sinkhorn
 from xformer.attention.sparse import Sparse
@@ -59,6 +60,7 @@ __all__ = [
     "Routing",
     "Shape",
     "Shaw",
+    "Shaw2D",
     "Sinkhorn",
     "Sparse",
     "Synthesizer",

@@ -164,7 +164,7 @@ class PatternAttention(Attention):
         return self.PAIRS_BY_POSITION and all(alike)
 
     def reads_cached(self, num_queries: int) -> bool:
-        tiled = self.implementation in (None, "xla")
+        tiled = self.implementation in (None, "xla") and (self.position is None or self.position.by_distance)
         return self._by_position and self.causal and tiled and num_queries <= few_queries.MOST_QUERIES
 
     def attend_cached(

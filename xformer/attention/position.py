@@ -18,6 +18,7 @@ from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.position_term import FARTHEST, Position
 from xformer.attention.rotary import Rotary
 from xformer.attention.shape import Shape
+from xformer.attention.shaw_2d import Shaw2D
 from xformer.attention.signature import Params
 from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
@@ -192,6 +193,7 @@ POSITIONS: Table[Any] = Table(
     {
         "none": None,
         "shaw": Shaw,
+        "shaw_2d": Shaw2D,
         "music": MusicRelative,
         "t5": T5Bias,
         "alibi": ALiBi,

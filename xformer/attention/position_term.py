@@ -40,6 +40,11 @@ class Position:
         return None
 
     @property
+    def by_distance(self) -> bool:
+        """Whether what it adds to a pair follows from the distance of the two positions."""
+        return True
+
+    @property
     def num_positions(self) -> int | None:
         """How many positions, from 0, the term can tell apart; None: any number."""
         return None

@@ -113,14 +113,15 @@ class UnionAttention(PatternAttention):
         length, num_heads = inputs.query.shape[1], inputs.query.shape[2] * inputs.query.shape[3]
         plan = self._part_plan(part, length, num_heads)
         relative = inputs.relative
+        step = part.step if relative is None or relative.grid is None else None
         inputs, controls = in_order(part, inputs), controls_in_order(part, controls)
-        if relative is not None and part.step is None:
+        if relative is not None and step is None:
             positions = part.queries.positions(length), part.keys.positions(length)
             q_positions, kv_positions = (jnp.asarray(x) for x in positions)
             controls = controls._replace(
                 q_positions=q_positions[None, None, None, :, None], kv_positions=kv_positions[None, None, None, None]
             )
-        inputs = inputs._replace(relative=strided(relative, part.step))
+        inputs = inputs._replace(relative=strided(relative, step))
         out, lse = engine.attend(inputs, controls._replace(plan=plan), settings)
         return tuple(part.queries.put(merge_heads(x), 1, length) for x in (out, lse))  # type: ignore[return-value]
 
@@ -188,7 +189,7 @@ def _pairs_in_order(part: Part, x: Array | None) -> Array | None:
 
 def strided(relative: Relative | None, step: int | None) -> Relative | None:
     """The term of tokens whose positions differ by `step` from one place to the next."""
-    if relative is None or step is None or step == 1:
+    if relative is None or relative.grid is not None or step is None or step == 1:
         return relative
     radius = ceil_div(relative.radius, step)
     index = jnp.clip(jnp.arange(-radius, radius + 1) * step, -relative.radius, relative.radius) + relative.radius

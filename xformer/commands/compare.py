@@ -240,7 +240,8 @@ def write_report(workdir: Path, config: ConfigDict, runs: Sequence[Planned]) -> 
         for task, part in comparison_parts(config).items():
             chosen = comparison_runs(part, results.tuned(workdir / task))
             experiments = {variant: build(run) for variant, seed, run in chosen if seed == part.seeds[0]}
-            plan, length = costs_of(part, experiments, results.load(workdir / task)), build(part.base).task.length
+            plan, base = costs_of(part, experiments, results.load(workdir / task)), build(part.base)
+            length = min(base.task.length, base.num_positions)  # without a CLS vector
             own = measured[task] = report.Measured(reaches=reaches(experiments), sections=part.report.sections)
             if (plan, length) in seen:
                 continue
@@ -285,7 +286,7 @@ def reaches(experiments: Mapping[str, Experiment]) -> dict[str, int]:
     """How many tokens each variant sees from a CLS vector through all its layers; those that see all are left out."""
     found = {}
     for variant, experiment in experiments.items():
-        model, positions = experiment.config.model, experiment.task.length + 1
+        model, positions = experiment.config.model, experiment.num_positions
         if model.get("pooling") != "cls" or experiment.attention is None:
             continue
         reach = pictures.reach(experiment.attention, positions, model.num_layers, model.num_heads)

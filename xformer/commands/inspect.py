@@ -62,6 +62,8 @@ def command(argv: Sequence[str]) -> None:
         raise ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
     out, meshes = parser.picture(args.out), [memory_by_mesh.mesh_sizes(text) for text in args.mesh]
     experiment = build(override(read(args.config), overrides))
+    if out is not None and experiment.attention is None:
+        raise ConfigError(f"--out: got {args.out!r}, but model {experiment.config.model.name} has no attention to draw")
     if args.keys or args.config_help:
         print(experiment_help(as_json(experiment.config)))
         return
@@ -91,7 +93,7 @@ def command(argv: Sequence[str]) -> None:
         print()
         print(memory_by_mesh.table(state, meshes))
     if out is not None:
-        print(draw_pattern(experiment, sizes["max_len"], out))
+        print(draw_pattern(experiment, min(sizes["max_len"], experiment.num_positions), out))
 
 
 def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[tasks.Sizes, str]:

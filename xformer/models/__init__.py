@@ -10,6 +10,7 @@ from flax import nnx
 from xformer.lookup import Table
 from xformer.models.bilstm import BiLSTM
 from xformer.models.classifier import EncoderClassifier
+from xformer.models.convnet import ConvNet
 from xformer.models.decoder import Decoder
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.models.encoder_decoder import EncoderDecoder
@@ -17,6 +18,7 @@ from xformer.models.masked_lm import MaskedLanguageModel
 from xformer.models.seq2seq_lstm import Seq2SeqLSTM
 from xformer.models.token_classifier import TokenClassifier
 from xformer.models.two_tower import TwoTower
+from xformer.models.vision import VisionTransformer
 
 MODELS: Table[type[nnx.Module]] = Table(
     {
@@ -28,6 +30,8 @@ MODELS: Table[type[nnx.Module]] = Table(
         "bilstm": BiLSTM,
         "encoder_decoder": EncoderDecoder,
         "seq2seq_lstm": Seq2SeqLSTM,
+        "vision": VisionTransformer,
+        "convnet": ConvNet,
     },
     kind=nnx.Module,
 )
@@ -36,6 +40,7 @@ MODELS: Table[type[nnx.Module]] = Table(
 __all__ = [
     "MODELS",
     "BiLSTM",
+    "ConvNet",
     "Decoder",
     "Encoder",
     "EncoderClassifier",
@@ -45,4 +50,5 @@ __all__ = [
     "Seq2SeqLSTM",
     "TokenClassifier",
     "TwoTower",
+    "VisionTransformer",
 ]

@@ -151,16 +151,18 @@ class Encoder(nnx.Module):
             raise ValueError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
         if pooling not in ("mean", "cls", "first", "last", None):
             raise ValueError(f"pooling must be 'mean', 'cls', 'first' or 'last', got {pooling!r}")
-        num_positions = self.num_positions(max_len, pooling)
+        num_positions = Encoder.num_positions(max_len, pooling)
         self.period, cross = len(entries(attention)), self.cross_attention
         shared = share_attention_params and not any(map(has_params, entries(cross) if cross is not None else ()))
         _check_attention(self.SLOT, attention, num_positions, num_layers, pooling, scan_layers, shared)
 
         dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
         vectors: dict[str, Any] = {"scale": scale_embeddings, **dtypes, "rngs": rngs}
-        self.embed = TokenEmbedding(vocab_size, width, **vectors)
+        self.embed: Any = self.make_embedding(vocab_size, width, **vectors)
         self.cls = nnx.Param(jax.random.normal(rngs.params(), (width,), param_dtype)) if pooling == "cls" else None
-        self.positions = make_positions(position_embedding, num_positions, width, offset=position_offset, **vectors)
+        self.positions: Any = self.make_positions(
+            position_embedding, num_positions, width, offset=position_offset, **vectors
+        )
         self.token_types = TokenEmbedding(num_token_types, width, **vectors) if num_token_types else None
         make_own_norm = lambda: make_norm(norm_type, width, epsilon=norm_epsilon, **dtypes, rngs=rngs)
         self.embedding_norm = make_own_norm() if embedding_norm else None
@@ -220,6 +222,21 @@ class Encoder(nnx.Module):
         """The positions that attention sees of an input of `max_len` tokens; the CLS vector is one more."""
         return max_len + (pooling == "cls")
 
+    # What a model of other inputs than token ids overrides.
+
+    def make_embedding(self, vocab_size: int, width: int, **vectors: Any) -> nnx.Module:
+        """What `embed_tokens` calls; `vectors` are the keywords of `TokenEmbedding`."""
+        return TokenEmbedding(vocab_size, width, **vectors)
+
+    def make_positions(self, kind: Any, num_positions: int, width: int, **options: Any) -> nnx.Module | None:
+        """What gives the vectors that are added for positions; see `xformer.nn.make_positions`."""
+        return make_positions(kind, num_positions, width, **options)
+
+    def check_inputs(self, inputs: Array) -> None:
+        """Raises ValueError for inputs of a shape that the model does not read."""
+        if inputs.ndim != 2 or inputs.shape[1] > self.max_len:
+            raise ValueError(f"inputs must be [batch, length] with length up to {self.max_len}, got {inputs.shape}")
+
     def embed_tokens(self, inputs: Array) -> Array:
         """The vectors of token ids `[batch, length]`, without positions; a model with ids of its own overrides it."""
         return self.embed(inputs)
@@ -256,15 +273,15 @@ class Encoder(nnx.Module):
           ValueError: inputs of another rank or longer than `max_len`, dropout without `rngs`, or token types that the
             model does not have.
         """
-        if inputs.ndim != 2 or inputs.shape[1] > self.max_len:
-            raise ValueError(f"inputs must be [batch, length] with length up to {self.max_len}, got {inputs.shape}")
+        self.check_inputs(inputs)
         if self.has_dropout and not deterministic and rngs is None:
             raise ValueError("deterministic=False needs rngs with a stream 'dropout', got rngs=None")
         if token_types is not None and self.token_types is None:
             raise ValueError("token_types must be None where num_token_types is 0, got an array")
         x_BxTxW = self.embed_tokens(inputs)
         if self.token_types is not None:
-            x_BxTxW += self.token_types(jnp.zeros_like(inputs) if token_types is None else token_types)
+            no_types = jnp.zeros(x_BxTxW.shape[:2], jnp.int32)
+            x_BxTxW += self.token_types(no_types if token_types is None else token_types)
         if self.cls is not None:
             x_BxTxW = jnp.pad(x_BxTxW, ((0, 0), (1, 0), (0, 0))).at[:, 0].set(self.cls[...].astype(x_BxTxW.dtype))
             first = lambda x: None if x is None else jnp.pad(x, ((0, 0), (1, 0)), constant_values=1)

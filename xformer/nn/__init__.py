@@ -10,6 +10,7 @@ from xformer.nn.feed_forward import Activation, FeedForward
 from xformer.nn.logits import Logits
 from xformer.nn.multi_head import MultiHeadAttention
 from xformer.nn.norm import LayerNorm, NormType, RMSNorm
+from xformer.nn.patches import LearnedGrid, PatchEmbedding, SinusoidalGrid
 from xformer.nn.pooling import AttentionPooling, at_places, masked_mean
 from xformer.nn.recurrent import LSTM, BidirectionalLSTM
 
@@ -24,12 +25,15 @@ __all__ = [
     "EncoderBlock",
     "FeedForward",
     "LayerNorm",
+    "LearnedGrid",
     "LearnedPositions",
     "Logits",
     "MixtureOfExperts",
     "MultiHeadAttention",
     "NormType",
+    "PatchEmbedding",
     "RMSNorm",
+    "SinusoidalGrid",
     "SinusoidalPositions",
     "TokenEmbedding",
     "at_places",

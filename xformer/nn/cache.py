@@ -183,9 +183,11 @@ def init_cache(
     if state is not None:
         return StateCache(state, max_len)
     rows = lambda capacity: jnp.zeros((batch * num_kv_heads, capacity, head_dim), dtype)
-    if (block := op.own_block()) is not None and block < max_len:
+    # What is kept of the last tokens alone is attended as if they were the first.
+    by_distance = getattr(getattr(op, "position", None), "by_distance", True)
+    if by_distance and (block := op.own_block()) is not None and block < max_len:
         return BlockCache(rows(block), rows(block), num_kv_heads, jnp.zeros((), jnp.int32), max_len)
-    lookback = op.lookback()
+    lookback = op.lookback() if by_distance else None
     lookback = None if lookback is None or lookback >= max_len else lookback
     capacity = max_len if lookback is None else lookback
     return Cache(rows(capacity), rows(capacity), num_kv_heads, jnp.zeros((), jnp.int32), lookback, max_len)

@@ -18,6 +18,7 @@ from xformer.tasks.dataset import Preprocessing, TaskData, load_preprocessing
 from xformer.tasks.documents import Documents
 from xformer.tasks.family import Family
 from xformer.tasks.image import Image
+from xformer.tasks.images import ImageClasses
 from xformer.tasks.imdb import Imdb
 from xformer.tasks.interface import Task
 from xformer.tasks.language_model import LanguageModel
@@ -58,6 +59,7 @@ TASKS: Table[type[Task]] = Table(
         "recall": Recall,
         "pathfinder": Pathfinder,
         "image": Image,
+        "images": ImageClasses,
         "masked_lm": MaskedLM,
         "language_model": LanguageModel,
         "chorales": Chorales,
@@ -98,6 +100,7 @@ __all__ = [
     "Documents",
     "Family",
     "Image",
+    "ImageClasses",
     "Imdb",
     "Judged",
     "LanguageModel",

@@ -66,7 +66,14 @@ class Preprocessing:
         return self.encode(texts)[0]
 
     def encode(self, texts: Sequence[Text]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """What a call returns, and which examples were cut, bool [texts]. Raises ValueError as a call does."""
+        """What a call returns, and which examples were cut, bool [texts]. Raises ValueError as a call does.
+
+        Of images, paths of files or uint8 arrays, it is `images` float32 [images, height, width, channels].
+        """
+        if isinstance(self.vocabulary, vocab.ImageValues):
+            if isinstance(texts, str):
+                raise ValueError(f"images must be a list of paths or arrays, got {texts!r:.60}")
+            return {"images": self.vocabulary.images(texts)}, np.zeros(len(texts), bool)
         if self.num_texts == 1:
             inputs, truncated = self._encode(texts)
             return {"inputs": inputs, "mask": inputs > 0}, truncated

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from xformer import extras
-from xformer.tasks import checks, store, vocab
+from xformer.tasks import checks, image_files, store, vocab
 from xformer.tasks.dataset import TaskData
+from xformer.tasks.image_files import FASHION_CLASSES, FASHION_FOLDER, Images
 from xformer.tasks.interface import Task
 from xformer.tasks.location import DataMissing, Progress, data_root, prepared_tfds, tfds_command
 from xformer.tasks.origin import Origin
@@ -22,15 +21,6 @@ from xformer.tasks.text import digest
 
 SourceName = Literal["auto", "cifar10", "fashion-mnist"]
 SIDE, LEVELS, NUM_CLASSES = 32, 256, 10
-FASHION_FOLDER = "/usr/share/datasets/fashion-mnist"
-FASHION_CLASSES = [
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-]  # fmt: skip
-_TRAIN_SHARE = 0.9
-_READ = 1024
-
-Images = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""Grey images uint8 [examples, 32, 32] and labels of `train` and `test`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,21 +69,8 @@ class Image(Task):
 
     @classmethod
     def origins(cls) -> tuple[Origin, ...]:
-        return (
-            Origin(
-                "TFDS cifar10 (Krizhevsky 2009), made grey",
-                size="60,000 images",
-                options={"source": "cifar10"},
-                fetch=tfds_command("cifar10"),
-            ),
-            Origin(
-                "Fashion-MNIST (Xiao et al. 2017), Debian's dataset-fashion-mnist",
-                "MIT (Expat), as the package says",
-                "70,000 images",
-                {"source": "fashion-mnist"},
-                fetch="apt install dataset-fashion-mnist",
-            ),
-        )
+        fetch = "apt install dataset-fashion-mnist"
+        return (image_files.cifar10_origin(", made grey"), image_files.fashion_origin(fetch))
 
     def folder(self, data_dir: str | Path | None = None) -> Path:
         return self._directory(data_dir, self._source(data_dir))
@@ -107,8 +84,8 @@ class Image(Task):
             info = (prepared / "dataset_info.json").read_bytes()
             return _Source("cifar10", f"TFDS cifar10 {prepared.name}", digest(info), lambda: _read_cifar(prepared))
         folder = Path(self.path).expanduser()
-        files = [folder / name for pair in _FASHION_FILES.values() for name in pair]
-        if self.source in ("auto", "fashion-mnist") and all(file.is_file() for file in files):
+        files = image_files.fashion_files(folder)
+        if self.source in ("auto", "fashion-mnist") and files is not None:
             key = digest(*(file.read_bytes() for file in files))
             return _Source("fashion_mnist", "Fashion-MNIST (not CIFAR-10)", key, lambda: _read_fashion(folder))
         ways = {
@@ -131,12 +108,6 @@ class _Source:
     read: Callable[[], tuple[Images, list[str]]]
 
 
-_FASHION_FILES = {
-    "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
-    "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
-}
-
-
 def grey(rgb: np.ndarray) -> np.ndarray:
     """Grey values uint8 [...] of colours uint8 [..., 3], by the formula of `tf.image.rgb_to_grayscale`."""
     luma = rgb.astype(np.float32) / 255 @ np.array([0.2989, 0.5870, 0.1140], np.float32)
@@ -144,57 +115,24 @@ def grey(rgb: np.ndarray) -> np.ndarray:
 
 
 def _read_cifar(prepared: Path) -> tuple[Images, list[str]]:
-    builder = extras.load("tensorflow_datasets").builder_from_directory(prepared)
-
-    def read(split: str) -> tuple[np.ndarray, np.ndarray]:
-        source = builder.as_data_source(split=split)
-        blocks = (range(start, min(start + _READ, len(source))) for start in range(0, len(source), _READ))
-        records: list[Any] = [record for block in blocks for record in source.__getitems__(list(block))]
-        images = np.stack([grey(np.asarray(record["image"])) for record in records])
-        return images, np.array([record["label"] for record in records], np.int32)
-
-    return {split: read(split) for split in ("train", "test")}, list(builder.info.features["label"].names)
+    images, class_names = image_files.cifar10(prepared)
+    return {split: (grey(colours), labels) for split, (colours, labels) in images.items()}, class_names
 
 
 def _read_fashion(folder: Path) -> tuple[Images, list[str]]:
-    images = {split: _pair(*(folder / name for name in names)) for split, names in _FASHION_FILES.items()}
-    return images, FASHION_CLASSES
+    """The images in the middle of black."""
 
+    def framed(images: np.ndarray) -> np.ndarray:
+        sides = images.shape[1:]
+        return np.pad(images, [(0, 0), *(((SIDE - side) // 2, SIDE - side - (SIDE - side) // 2) for side in sides)])
 
-def _pair(images_file: Path, labels_file: Path) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = _idx(images_file, 3), _idx(labels_file, 1)
-    if len(images) != len(labels) or max(images.shape[1:]) > SIDE:
-        raise ValueError(
-            f"image: {images_file} holds {len(images)} images of {images.shape[1]} x {images.shape[2]} for "
-            f"{len(labels)} labels; takes as many labels and at most {SIDE} x {SIDE}"
-        )
-    around = [(0, 0), *(((SIDE - side) // 2, SIDE - side - (SIDE - side) // 2) for side in images.shape[1:])]
-    return np.pad(images, around), labels.astype(np.int32)
-
-
-def _idx(file: Path, num_dims: int) -> np.ndarray:
-    """The uint8 array of a gzipped IDX file. Raises ValueError where it is none."""
-    try:
-        content = gzip.decompress(file.read_bytes())
-    except (OSError, EOFError) as error:
-        raise ValueError(f"image: {file} is no gzip file: {error}") from None
-    start = 4 + 4 * num_dims
-    if content[:4] == bytes([0, 0, 8, num_dims]) and len(content) >= start:
-        shape = np.frombuffer(content[4:start], ">u4").astype(np.int64)
-        if len(content) - start == shape.prod():
-            return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-    raise ValueError(f"image: {file} is no IDX file of unsigned bytes with {num_dims} dimensions, or not whole")
+    images = image_files.fashion(folder, SIDE)
+    return {split: (framed(grey), labels) for split, (grey, labels) in images.items()}, FASHION_CLASSES
 
 
 def _splits(images: Images) -> dict[str, Ragged]:
-    cut = int(len(images["train"][0]) * _TRAIN_SHARE)
-    parts = {
-        "train": tuple(array[:cut] for array in images["train"]),
-        "validation": tuple(array[cut:] for array in images["train"]),
-        "test": images["test"],
-    }
     offsets = lambda count: np.arange(count + 1, dtype=np.int64) * SIDE**2
     return {
         split: Ragged(pixels.reshape(-1).astype(np.uint16) + np.uint16(1), offsets(len(pixels)), labels)
-        for split, (pixels, labels) in parts.items()
+        for split, (pixels, labels) in image_files.with_validation(images).items()
     }

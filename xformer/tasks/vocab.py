@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xformer import extras, tokenizer_files
+from xformer.tasks import image_reading
 
 tokenizers = extras.Lazy("tokenizers")  # optional, and slow to import
 
@@ -141,6 +142,44 @@ class Pixels(Vocabulary):
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "pixels", "levels": self.levels}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageValues(Pixels):
+    """The values of an image from 0 to 255, row by row, pixel by pixel; its text, when read, is the path of a file."""
+
+    height: int
+    width: int
+    channels: int
+    levels: int = dataclasses.field(default=256, init=False)
+
+    def encode(self, text: str) -> list[int]:
+        """Raises ValueError for a file that can't be read as an image."""
+        values = image_reading.read(text, self.height, self.width, self.channels)
+        return (values.reshape(-1).astype(int) + 1).tolist()
+
+    def images(self, given: Sequence[Any]) -> np.ndarray:
+        """What a model reads of paths of files and of uint8 arrays `[height, width, channels]`.
+
+        Returns:
+          float32 `[images, height, width, channels]`.
+
+        Raises:
+          ValueError: anything else, with its place in the sequence.
+        """
+        shape = self.height, self.width, self.channels
+        found = np.zeros((len(given), *shape), np.float32)
+        for index, image in enumerate(given):
+            if isinstance(image, str | os.PathLike):
+                image = image_reading.read(os.fspath(image), *shape)
+            if not isinstance(image, np.ndarray) or image.shape != shape or image.dtype != np.uint8:
+                kind = f"{image.dtype}{list(image.shape)}" if isinstance(image, np.ndarray) else repr(image)
+                raise ValueError(f"image {index} must be a path or a uint8 array {list(shape)}, got {kind:.80}")
+            found[index] = image_reading.standard(image.astype(np.float32))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "image", "height": self.height, "width": self.width, "channels": self.channels}
 
 
 class Subword(Vocabulary):
@@ -270,12 +309,14 @@ def from_json(data: dict[str, Any]) -> Vocabulary:
             return Symbols(tuple(data["symbols"]))
         case "pixels":
             return Pixels(data["levels"])
+        case "image":
+            return ImageValues(data["height"], data["width"], data["channels"])
         case "subword":
             return Subword(json.dumps(data["tokenizer"]))
         case "tokenizer":
             return Tokenizer(json.dumps(tokenizer_files.with_padding(data["tokenizer"], data["pad_id"])))
     raise ValueError(
-        f"a stored vocabulary has kind {data.get('kind')!r}; allowed: bytes, symbols, pixels, subword, tokenizer"
+        f"a stored vocabulary has kind {data.get('kind')!r}; allowed: bytes, symbols, pixels, image, subword, tokenizer"
     )
 
 

@@ -242,7 +242,9 @@ def count(task: Task, batch: Batch) -> dict[str, jax.Array]:
     real = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
     inputs = task.inputs(batch)
     masks = [array for name, array in inputs.items() if _is_mask(name) and array is not None]
-    masks = masks or [jnp.ones(jnp.shape(next(iter(inputs.values())))[:2], bool)]
+    if not masks:  # of images the pixels
+        shape = jnp.shape(next(iter(inputs.values())))
+        masks = [jnp.ones(shape[:-1] if len(shape) > 2 else shape, bool)]
     tokens = sum(jnp.sum(mask.reshape(mask.shape[0], -1) > 0, axis=1, dtype=jnp.int32) for mask in masks)
     return {"examples": jnp.sum(real, dtype=jnp.int32), "tokens": jnp.sum(jnp.where(real, tokens, 0))}
 

@@ -3,9 +3,10 @@
 Parameters are matched by their path. One of another shape is left as it was freshly drawn (a head for other classes,
 embeddings of another vocabulary), except for tables of positions, which are fitted:
 
-- learned absolute positions: cut; or repeated from the first, or interpolated (`xformer.position_tables`).
-- tables over the distance (Shaw, MusicRelative): every distance takes the row of its own distance, and one beyond those
-  the row of the farthest in its direction, as if distances were clipped (Shaw et al. 2018, equation 5).
+- learned absolute positions: cut; or repeated from the first, or interpolated (`xformer.position_tables`); those of a
+  grid, as the patches of an image have, interpolated in two dimensions (Dosovitskiy et al. 2021, section 3.2).
+- tables over the distance (Shaw, Shaw2D, MusicRelative): every distance takes the row of its own distance, and one
+  beyond those the row of the farthest in its direction, as if distances were clipped (Shaw et al. 2018, equation 5).
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ def apply(
         if value.shape != mine.shape:
             shapes = f"{name} ({list(value.shape)} there, {list(mine.shape)} here)"
             fitted = fit(name, value, mine.shape, source.position_offset, positions)
+            shapes += ", interpolated" if fitted is not None and re.search(GRID, name) else ""
             (report.left if fitted is None else report.fitted).append(shapes)
             if fitted is None:
                 return mine
@@ -187,8 +189,11 @@ def _by_distance(table: np.ndarray, length: int, offset: int, positions: Extensi
 # (pattern of a parameter's path, what makes a table of another length of it); rows are the last dimension but one.
 TABLES: tuple[tuple[str, Callable[[np.ndarray, int, int, Extension], np.ndarray]], ...] = (
     (r"(^|/)positions/table$", extend),
-    (r"/position/(key|value)$", _by_distance),
+    (r"/position/((row|column)_)?(key|value)$", _by_distance),
 )
+
+
+GRID = r"(^|/)positions/grid$"  # learned positions `[rows, columns, width]`
 
 
 def fit(
@@ -201,6 +206,8 @@ def fit(
     """
     if value.ndim != len(shape) or value.ndim < 2:
         return None
+    if re.search(GRID, name) and value.shape[-1] == shape[-1]:
+        return np.asarray(jax.image.resize(value, shape, "bilinear"))
     if value.shape[:-2] != shape[:-2] or value.shape[-1] != shape[-1]:
         return None
     rule = next((rule for pattern, rule in TABLES if re.search(pattern, name)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -64,7 +65,9 @@ def gradients(tiles: QueryTiles, given: Given, d_query: Array, totals: Totals) -
     if relative is not None:
         unpad = lambda x: x if x is None or tiles.relative.whole_table else tiles.relative.unpad(x)
         slopes = jax.tree.map(lambda x: jnp.zeros(x.shape, tiles.dtype), relative.slopes)
-        terms = type(relative)(unpad(tables.key), unpad(tables.value), tables.bias, slopes, relative.radius)
+        key_table, value_table = unpad(tables.key), unpad(tables.value)
+        of_tables: Any = {"key_table": key_table, "value_table": value_table, "bias_table": tables.bias}
+        terms = dataclasses.replace(relative, **of_tables, slopes=slopes)
         grads = grads._replace(relative=terms)
     return jax.tree.map(lambda grad, x: sum_like(grad, x).reshape(x.shape), grads, inputs)
 

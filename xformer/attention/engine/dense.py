@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -13,16 +12,23 @@ from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.gradient_guard import guard
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import HIDDEN, allowed_by_position, soft_cap
-from xformer.attention.engine.relative_by_position import RelativeByPosition
-from xformer.attention.engine.relative_tiles import RelativeTiles, ends_of
+from xformer.attention.engine.relative_by_grid import reader
+from xformer.attention.engine.relative_tiles import Relative, RelativeTiles, ends_of
 from xformer.attention.pattern import Full, Pattern
 
 Array = jax.Array
 
 
-def relative_tiles(q_len: int, kv_len: int, radius: int) -> RelativeTiles:
-    """The whole score matrix as one tile, with products with the whole table."""
-    return RelativeTiles(q_len, kv_len, radius, math.inf)
+def relative_tiles(relative: Relative, q_len: int, kv_len: int, controls: Controls) -> tuple[RelativeTiles, Any]:
+    """The whole score matrix as one tile, with products with the whole table, and its `starts`."""
+    tile: Any = reader(relative, q_len, kv_len, by_position=controls.q_positions is not None)
+    if controls.q_positions is not None and controls.kv_positions is not None:
+        return tile, tile.places(controls.q_positions, controls.kv_positions)
+    offset = jnp.asarray(controls.offset, jnp.int32)
+    if relative.grid is not None:
+        q_positions, kv_positions = offset + jnp.arange(q_len), jnp.arange(kv_len)
+        return tile, tile.places(q_positions[None, None, None, :, None], kv_positions[None, None, None, None])
+    return tile, tile.starts(offset, jnp.zeros((1, 1, 1), jnp.int32))
 
 
 class Attended(NamedTuple):
@@ -62,12 +68,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     scores = einsum("bqkgd,bskd->bkgqs", query, key)
     relative = inputs.relative
     if relative is not None:
-        if controls.q_positions is not None and controls.kv_positions is not None:
-            tile: RelativeTiles = RelativeByPosition(q_len, kv_len, relative.radius)
-            starts = controls.kv_positions - controls.q_positions + relative.radius
-        else:
-            tile = relative_tiles(q_len, kv_len, relative.radius)
-            starts = tile.starts(jnp.asarray(controls.offset, jnp.int32), jnp.zeros((1, 1, 1), jnp.int32))
+        tile, starts = relative_tiles(relative, q_len, kv_len, controls)
         if relative.key_table is not None:
             table = heads(relative.key_table).astype(dtype)
             ends, by_distance = (einsum("bqkgd,kgnd->bkgqn", query, x) for x in (ends_of(table, axis=2), table))

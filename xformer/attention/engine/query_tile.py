@@ -13,8 +13,7 @@ from xformer.attention.device import present
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.engine.relative_by_position import RelativeByPosition
-from xformer.attention.engine.relative_tiles import RelativeTiles
+from xformer.attention.engine.relative_by_grid import reader
 from xformer.attention.engine.tile_plan import TileGroup
 from xformer.attention.pattern import Pattern
 
@@ -86,11 +85,9 @@ class QueryTiles:
         self.relative: Any = None  # a RelativeTiles where there are relative terms
         if inputs.relative is not None:
             terms = inputs.relative
-            sizes = self.q_block, self.kv_block, terms.radius
-            if controls.q_positions is None:
-                self.relative = RelativeTiles(*sizes, plan.near_per_query_tile, self.einsum)
-            else:
-                self.relative = RelativeByPosition(*sizes, self.einsum)
+            sizes = self.q_block, self.kv_block, plan.near_per_query_tile
+            given = controls.q_positions is not None
+            self.relative = reader(terms, *sizes, self.einsum, by_position=given)
             split = lambda x: None if x is None else self.heads(x).astype(self.dtype)
             pad = lambda x: x if x is None or self.relative.whole_table else self.relative.pad(x)
             key, value, bias, self.slopes = (
@@ -229,11 +226,19 @@ class QueryTiles:
         """The position of the tile's first query."""
         return self.controls.offset + (self.controls.first_query_tile + chunk.query_tile) * self.q_block
 
-    def starts(self, chunk: Chunk) -> Array:
+    def starts(self, chunk: Chunk) -> Any:
         """Where the tiles' distances start in the tables; see `RelativeTiles` and `RelativeByPosition`."""
         if self.controls.q_positions is not None:
             return self.relative.places(*self._positions(chunk))
+        if self.inputs.relative is not None and self.inputs.relative.grid is not None:
+            of_queries = (self._first_query(chunk) + jnp.arange(self.q_block))[None, None, None, :, None]
+            return self.relative.places(of_queries, self._key_places(chunk)[None])
         return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
+
+    def _key_places(self, chunk: Chunk) -> Array:
+        """Where the keys of a chunk stand among all, int `[kv_heads, groups, 1, keys]`."""
+        places = chunk.key_tiles[..., None] * self.kv_block + jnp.arange(self.kv_block)[None, None, None]
+        return places.reshape(*chunk.key_tiles.shape[:2], 1, -1)
 
     def _positions(self, chunk: Chunk) -> tuple[Array, Array]:
         """Those that were given, `[batch or 1, 1, 1, q_block, 1]` and `[batch or 1, 1, 1, 1, keys]`."""
@@ -276,8 +281,7 @@ class QueryTiles:
             masks.append(
                 gather.merge_pairs(jnp.take(jnp.asarray(controls.plan.pair_masks), chunk.mask_ids, axis=0))[None]
             )
-        k_positions = chunk.key_tiles[..., None] * self.kv_block + jnp.arange(self.kv_block)[None, None, None]
-        k_positions = k_positions.reshape(*chunk.key_tiles.shape[:2], 1, -1)
+        k_positions = self._key_places(chunk)
         if self.kv_len is not None:
             masks.append((k_positions < self.kv_len)[None])
         if self.settings.pattern is not None and controls.q_positions is not None:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.engine.grid import Grid
+
 Array = jax.Array
 LONGEST_ROW = 1024  # distances
 
@@ -22,7 +24,7 @@ LONGEST_ROW = 1024  # distances
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["key_table", "value_table", "bias_table", "slopes"],
-    meta_fields=["radius"],
+    meta_fields=["radius", "grid"],
 )
 @dataclasses.dataclass(frozen=True)
 class Relative:
@@ -36,6 +38,7 @@ class Relative:
       bias_table: `[heads, 2 * radius + 1]`; added to the scaled score.
       slopes: `[heads]`; `-slope * |distance|`, never clipped, is added to the scaled score. Constants: no gradient.
       radius: the largest distance that the tables tell apart.
+      grid: tokens lie in a grid, and key and value tables have its entries in place of those of distances.
     """
 
     key_table: Array | None = None
@@ -43,6 +46,7 @@ class Relative:
     bias_table: Array | None = None
     slopes: Array | None = None
     radius: int = 0
+    grid: Grid | None = None
 
 
 class Sums(NamedTuple):

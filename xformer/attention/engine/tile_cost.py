@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.attention.engine.relative_tiles import RelativeTiles
+from xformer.attention.engine.relative_by_grid import reader
 from xformer.attention.engine.tile_plan import TilePlan, ceil_div
 
 
@@ -39,6 +39,6 @@ def _table_flops(
     """Of the products with tables of distances."""
     if relative is None:
         return 0
-    tile = RelativeTiles(q_block, kv_block, relative.radius, near_per_query_tile)
+    tile = reader(relative, q_block, kv_block, near_per_query_tile)
     tables = (relative.key_table, head_dim), (relative.value_table, value_dim)
     return sum(tile.flops(num_query_tiles, depth) for table, depth in tables if table is not None)

@@ -1,0 +1,109 @@
+"""A folder of images with a folder for each class, or with folders `train`, `validation` and `test` of such folders."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from xformer.tasks.chunks import every_few_seconds
+from xformer.tasks.image_files import Images
+from xformer.tasks.image_reading import read
+from xformer.tasks.location import Progress
+from xformer.tasks.splits import hash_split
+
+SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SHARES = {"validation": 0.1, "test": 0.2}
+
+
+def files(folder: Path) -> dict[str, dict[str, list[Path]]]:
+    """The files by split and class, in order; "" is the split of those that are still to be shared out.
+
+    Hidden files and folders are left aside.
+
+    Raises:
+      ValueError: no such folder, no or only one class, a class without images, a file that is no image, or splits that
+        do not have the same classes.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"images: path must be a folder with a folder of images for each class, got {str(folder)!r}")
+    inner = _folders(folder)
+    given = {name: path for name, path in inner.items() if name in SPLITS}
+    if "train" in given and len(given) == len(inner):
+        found = {SPLITS[name]: _classes(path) for name, path in given.items()}
+        for split, classes in found.items():
+            if set(classes) != set(found["train"]):
+                odd = sorted(set(classes) ^ set(found["train"]))[0]
+                raise ValueError(f"images: {folder}: class {odd!r} is in one of train and {split} and not in the other")
+        if missing := [split for split in ("validation", "test") if split not in found]:
+            raise ValueError(f"images: {folder} has a folder train, but none for {' and '.join(missing)}")
+        return found
+    return {"": _classes(folder)}
+
+
+def read_splits(
+    found: dict[str, dict[str, list[Path]]], side: int, channels: int, progress: Progress = None
+) -> tuple[Images, list[str]]:
+    """The images in their splits, uint8 `[examples, side, side, channels]`, and the names of the classes.
+
+    Where the folder does not say which, a tenth of each class is for validation and a fifth for test, by a hash of the
+    pixels: copies of an image are in one split.
+
+    Raises ValueError for a file that can't be read.
+    """
+    class_names = sorted(next(iter(found.values())))
+    say = every_few_seconds(progress, "images: COUNT files read")
+    splits: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for split, classes in found.items():
+        rows = [(file, label) for label, name in enumerate(class_names) for file in classes[name]]
+        images = np.zeros((len(rows), side, side, channels), np.uint8)
+        for index, (file, _) in enumerate(rows):
+            say(index)
+            images[index] = _read(file, side, channels)
+        splits[split] = images, np.array([label for _, label in rows], np.int32)
+    if "" not in splits:
+        return splits, class_names
+    images, labels = splits[""]
+    texts = [hashlib.sha256(image.tobytes()).hexdigest() for image in images]
+    chosen = hash_split(texts, [str(label) for label in labels], SHARES)
+    for indices in chosen.values():
+        if absent := sorted(set(range(len(class_names))) - set(labels[indices].tolist())):
+            raise ValueError(
+                f"images: class {class_names[absent[0]]!r} has too few different images for train, validation and "
+                "test: it needs 3 at least"
+            )
+    return {split: (images[indices], labels[indices]) for split, indices in chosen.items()}, class_names
+
+
+def _read(file: Path, side: int, channels: int) -> np.ndarray:
+    try:
+        return read(file, side, side, channels)
+    except ValueError as error:
+        raise ValueError(f"images: {error}") from error
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")}
+
+
+def _classes(folder: Path) -> dict[str, list[Path]]:
+    if beside := next((path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS), None):
+        raise ValueError(f"images: {beside} must lie in the folder of its class, and lies beside the folders")
+    classes = _folders(folder)
+    if len(classes) < 2:
+        raise ValueError(
+            f"images: {folder} must have a folder of images for each of at least 2 classes, "
+            f"got {', '.join(classes) or 'none'}"
+        )
+    return {name: _images(path) for name, path in classes.items()}
+
+
+def _images(folder: Path) -> list[Path]:
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    if not found:
+        raise ValueError(f"images: {folder} has no images")
+    if other := next((path for path in found if path.suffix.lower() not in ENDINGS), None):
+        raise ValueError(f"images: {other} is no image: takes files that end in {', '.join(ENDINGS)}")
+    return found
