@@ -44,8 +44,10 @@ MAY_IMPORT = {
     "xformer.shipped": set(),
     "xformer.config_errors": {"xformer.schema"},
     "xformer.parts": {"xformer.tasks", "xformer.train", "xformer.schema", "xformer.config_errors"},
+    "xformer.attention_sections": {"xformer.attention", "xformer.models", "xformer.schema"},
     "xformer.sections": {
-        "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train", "xformer.schema", "xformer.arguments",
+        "xformer.attention_sections", "xformer.attention", "xformer.models", "xformer.tasks", "xformer.train",
+        "xformer.schema", "xformer.arguments",
         "xformer.config_errors", "xformer.parts",
     },
     "xformer.experiment": {
@@ -54,7 +56,8 @@ MAY_IMPORT = {
     },
     "xformer.pretrained": {"xformer.schema", "xformer.tokenizer_files", "xformer.train", "xformer.weights"},
     "xformer.config_help": {
-        "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections", "xformer.tasks",
+        "xformer.attention_sections", "xformer.attention", "xformer.models", "xformer.schema", "xformer.sections",
+        "xformer.tasks",
     },
     "xformer.config": {
         "xformer.experiment", "xformer.presets", "xformer.schema", "xformer.shipped",

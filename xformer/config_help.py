@@ -8,9 +8,10 @@ from typing import Any
 
 from xformer import lookup, schema
 from xformer.attention import ATTENTIONS, POSITIONS
+from xformer.attention_sections import ATTENTION_ELSEWHERE, all_ops, slots
 from xformer.models import MODELS
 from xformer.schema import REQUIRED, Parameter
-from xformer.sections import ATTENTION_ELSEWHERE, CONSTRUCTORS, all_ops, slots, takes_of, task_sections
+from xformer.sections import CONSTRUCTORS, takes_of, task_sections
 from xformer.tasks import TASKS
 
 BY_LENGTH = "chosen for the length of the inputs"

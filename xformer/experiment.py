@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -339,8 +340,10 @@ def trace(experiment: Experiment) -> Any:
     model = nnx.eval_shape(lambda: experiment.model_fn(**sizes)(nnx.Rngs(0)))
     if experiment.model_args.get("scan_layers") and experiment.attention is not None:
         # Scanned layers run one program: two of each entry are refused what all are, without the plans of all.
-        few = 2 * len(attention.entries(experiment.attention))
-        args = {**experiment.model_args, "num_layers": min(experiment.model_args["num_layers"], few)}
+        ops = [experiment.attention, *experiment.model_args.values()]
+        few = 2 * math.lcm(*(len(attention.entries(op)) for op in ops if isinstance(op, attention.Attention)))
+        counts = {key: experiment.model_args.get(key) for key in ("num_layers", "num_decoder_layers")}
+        args = {**experiment.model_args, **{key: min(count, few) for key, count in counts.items() if count is not None}}
         model = nnx.eval_shape(lambda: dataclasses.replace(experiment, model_args=args).model_fn(**sizes)(nnx.Rngs(0)))
     graph, state = nnx.split(model)
 

@@ -12,13 +12,20 @@ from ml_collections import ConfigDict
 from xformer import attention, config_errors, lookup, parts, schema, tasks
 from xformer.arguments import positional
 from xformer.attention.registry import STACK
+from xformer.attention_sections import (
+    ATTENTION_ELSEWHERE,
+    NO_ATTENTION,
+    all_ops,
+    attention_sections,
+    check_attention,
+    ops,
+    slots,
+)
 from xformer.models import MODELS
 from xformer.schema import ConfigError, Parameter, Text
 from xformer.train import TrainConfig, optimizers
 
 SECTIONS = ("attention", "model", "task", "optimizer", "train")
-NO_ATTENTION = "none"  # the name of the attention of a model that has none
-ATTENTION_ELSEWHERE = ("layer",)  # the model counts its layers
 MODEL_ELSEWHERE = ("attention", "dtype", "param_dtype", "rngs", "name")  # and the sizes that the data gives
 CONSTRUCTORS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "optimizer": (optimizers.build, ("num_steps", "blocks")),
@@ -64,7 +71,7 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
         raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
     checked["task"] = check_task("task", checked["task"])
     checked["model"] = _check_model(checked["model"])
-    checked["attention"] = _check_attention(checked["attention"], checked["model"]["name"])
+    checked["attention"] = check_attention(checked["attention"], checked["model"]["name"])
     for section in CONSTRUCTORS:
         keys = schema.as_mapping(section, checked[section])
         takes = takes_of(section, keys)
@@ -121,21 +128,6 @@ def takes_of(section: str, keys: Mapping[str, Any]) -> dict[str, Parameter]:
     return shared | dict(own[1:])
 
 
-def slots(model: str) -> Mapping[str, str]:
-    """The keys of a model's section that are attention sections, and the size that says for how many positions each is.
-
-    The slot `attention` of every model has a section of its own.
-    """
-    found: Mapping[str, str] = getattr(MODELS[model], "ATTENTION_SLOTS", {})
-    return found
-
-
-def attention_sections(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The section of every slot, by its dotted path: `attention`, and those in the `model` section."""
-    inside = {f"model.{slot}": config["model"].get(slot) for slot in slots(config["model"]["name"])}
-    return {"attention": config["attention"], **{path: own for path, own in inside.items() if own is not None}}
-
-
 def _check_model(section: Any) -> dict[str, Any]:
     """The model's section, its slots checked as `attention` is; a slot that is left out is Full."""
     given = {"name": "classifier", **schema.as_mapping("model", section)}
@@ -145,51 +137,7 @@ def _check_model(section: Any) -> dict[str, Any]:
     own = {slot: x.literal() if isinstance(x, Text) else x for slot, x in own.items()}
     checked = schema.check_named("model", given, MODELS, exclude=(*MODEL_ELSEWHERE, *inner), fill=False)
     default = {"name": "full"}
-    return checked | {slot: _check_attention(x or default, name, f"model.{slot}") for slot, x in own.items()}
-
-
-def _check_attention(section: Any, model: str, path: str = "attention") -> dict[str, Any]:
-    """An op's section, or that of a stack: `{"name": "layers", "layers": (sections of ops)}`; `{"name": "none"}` for a
-    model without attention."""
-    given = schema.as_mapping(path, section)
-    name = given.get("name")
-    name = name.literal() if isinstance(name, Text) else name
-    if (takes := schema.parameters(MODELS[model])) and "attention" not in takes:
-        if given.keys() != {"name"} or name != NO_ATTENTION:
-            raise ConfigError(
-                f"attention: got {schema.show(name)}, takes {{'name': 'none'}}, as {model} has no attention"
-            )
-        return {"name": NO_ATTENTION}
-    if name == NO_ATTENTION:
-        raise ConfigError(f"{path}.name: got 'none', which is for models without attention; model {model} has some")
-    if name != STACK:
-        table = attention.ATTENTIONS
-        return _check_op(path, given, lookup.Table({**table, STACK: None}, table.kind))
-    takes = {"name": Parameter(str), STACK: Parameter(tuple[Any, ...])}
-    stack = schema.check_keys(path, given, takes, f"{path} {STACK!r}")
-    if not stack[STACK]:
-        raise ConfigError(f"{path}.{STACK}: got (), takes at least one attention section")
-    ops = (_check_op(f"{path}.{STACK}[{i}]", op, attention.ATTENTIONS) for i, op in enumerate(stack[STACK]))
-    return {"name": STACK, STACK: tuple(ops)}
-
-
-def _check_op(path: str, section: Any, table: Mapping[str, Callable | None]) -> dict[str, Any]:
-    positions = {"position": attention.POSITIONS}
-    return schema.check_named(path, section, table, exclude=ATTENTION_ELSEWHERE, nested=positions, fill=False)
-
-
-def ops(section: Mapping[str, Any], path: str = "attention") -> dict[str, Mapping[str, Any]]:
-    """The section of each op that an attention section holds, by its dotted path: one, those of a stack, or none."""
-    if section["name"] == NO_ATTENTION:
-        return {}
-    if section["name"] != STACK:
-        return {path: section}
-    return {f"{path}.{STACK}[{i}]": op for i, op in enumerate(section[STACK])}
-
-
-def all_ops(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The section of each op of a config, in whatever slot, by its dotted path."""
-    return {own: op for path, section in attention_sections(config).items() for own, op in ops(section, path).items()}
+    return checked | {slot: check_attention(x or default, name, f"model.{slot}") for slot, x in own.items()}
 
 
 def build_attention(
