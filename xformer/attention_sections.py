@@ -35,7 +35,8 @@ def check_attention(section: Any, model: str, path: str = "attention") -> dict[s
     given = schema.as_mapping(path, section)
     name = given.get("name")
     name = name.literal() if isinstance(name, Text) else name
-    if (takes := schema.parameters(MODELS[model])) and "attention" not in takes:
+    without = (takes := schema.parameters(MODELS[model])) and "attention" not in takes
+    if without and (name == NO_ATTENTION or not lookup.is_dotted(model)):  # one from outside may leave it unread
         if given.keys() != {"name"} or name != NO_ATTENTION:
             raise ConfigError(
                 f"attention: got {schema.show(name)}, takes {{'name': 'none'}}, as {model} has no attention"
