@@ -54,7 +54,7 @@ def run(model, sources=SOURCES, mask=MASK, targets=TARGETS, target_mask=TARGET_M
     return np.asarray(nnx.jit(lambda model: model(sources, mask, targets, target_mask, **options).dense())(model))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_step_by_step_it_says_what_it_says_at_once(name):
     """The encoder runs once; each step reads the keys and values that were made of the sources then."""
@@ -114,6 +114,7 @@ def test_pairs_that_share_a_row_do_not_meet():
     np.testing.assert_allclose(shared[0, :8], alone.reshape(8, VOCAB), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_recomputed_and_scanned_layers_have_the_same_gradients(scan):
     def gradients(**options):
@@ -188,6 +189,7 @@ def test_greedy_targets_are_those_of_the_whole_forward():
         generate(model, SOURCES, LENGTHS, max_tokens=10)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("length_penalty", [0.0, 2.0])
 def test_wide_beams_find_what_exhaustive_search_finds(length_penalty):
     """All beams of a source read one copy of its keys."""

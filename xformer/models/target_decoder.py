@@ -12,6 +12,7 @@ from xformer.checks import ArgumentError
 from xformer.models import cross_attention as cross
 from xformer.models.decoder import Decoder
 from xformer.models.encoder import EncoderOptions
+from xformer.nn import Logits
 from xformer.nn.check import check_heads
 from xformer.nn.context import Context, ContextKeys
 
@@ -79,7 +80,7 @@ class TargetDecoder(Decoder):
         segment_ids: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-    ):
+    ) -> Logits:
         """The logits at each token, for the next one; arguments as those of Decoder, and the `context`."""
         given: dict[str, Any] = {"segment_ids": segment_ids, "deterministic": deterministic, "rngs": rngs}
         return self.logits(self.encode(inputs, mask, context=context, **given))

@@ -11,7 +11,7 @@ from pathlib import Path
 from xformer.tasks import pairs, roff
 from xformer.tasks.location import DataMissing
 from xformer.tasks.pairs import Pair
-from xformer.tasks.text import Source, digest
+from xformer.tasks.text import Source, Texts, digest
 
 _READING = "1"  # what the same files are read as; another number where that changes
 MANUALS = ("manpages", "manpages-dev", "manpages-{language}", "manpages-{language}-dev")
@@ -46,7 +46,7 @@ def source(name: str, given: Path, language: str, backward: bool, shares: Mappin
         )
     parts = (part for page, one, two in files for part in (page, one.read_bytes(), two.read_bytes()))
 
-    def read():
+    def read() -> Texts:
         counts: dict[str, int] = {"pages": len(files)}
         found = (pair for page, one, two in files for pair in _READERS[name](page, one, two))
         turned = (Pair(pair.target, pair.source, pair.group) if backward else pair for pair in found)

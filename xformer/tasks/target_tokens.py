@@ -14,7 +14,6 @@ import numpy as np
 from xformer.tasks import family
 from xformer.tasks.family import Metric, Sums
 from xformer.tasks.next_tokens import NextTokens
-from xformer.tasks.token_classification import NO_LABEL
 from xformer.tasks.vocab import Vocabulary
 
 Array = jax.Array
@@ -85,6 +84,3 @@ def _above_mean(outputs: Any, targets: Array, weights: Array) -> Array:
 def unlabelled(count: int) -> np.ndarray:
     """Labels of examples that have none, bool [count, 0]."""
     return np.zeros((count, 0), bool)
-
-
-__all__ = ["NO_LABEL", "TargetTokens", "unlabelled"]
