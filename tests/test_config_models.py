@@ -111,8 +111,8 @@ def test_a_missing_key_of_the_model_and_a_missing_size_are_told_apart(monkeypatc
 
         def __call__(self, inputs, mask=None, *, deterministic=True, rngs=None): ...
 
-    monkeypatch.setattr("xformer.sections.MODELS", {**MODELS, "translator": Translator})
-    monkeypatch.setattr("xformer.experiment.MODELS", {**MODELS, "translator": Translator})
+    for module in ("sections", "attention_sections", "experiment"):
+        monkeypatch.setattr(f"xformer.{module}.MODELS", {**MODELS, "translator": Translator})
     without = {"attention": {"name": "none"}}
     with pytest.raises(ConfigError) as error:
         experiment.build(config | without | {"model": {"name": "translator", "width": 8}})
@@ -134,7 +134,7 @@ def test_a_model_from_outside_gets_the_sizes_and_arguments_that_it_names(monkeyp
         def __call__(self, inputs, *, deterministic=True, rngs=None, **others):
             return self.classify(self.embed(inputs).mean(1))
 
-    for module in ("sections", "experiment"):
+    for module in ("sections", "attention_sections", "experiment"):
         monkeypatch.setattr(f"xformer.{module}.MODELS", {**MODELS, "bag": Bag})
     config = experiment.as_json(load().config)
     built = experiment.build(config | {"attention": {"name": "none"}, "model": {"name": "bag"}})

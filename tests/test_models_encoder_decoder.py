@@ -32,7 +32,7 @@ MASK = np.arange(SOURCE_LEN) < LENGTHS[:, None]
 TARGETS = np.concatenate([np.zeros((3, 1), int), random.integers(1, VOCAB, (3, TARGET_LEN - 1))], axis=1)
 TARGET_MASK = np.arange(TARGET_LEN) < np.array([9, 4, 7])[:, None]
 OPTIONS = {
-    "plain": {},
+    "plain": {"num_layers": 2},
     "scan": {"scan_layers": True, "remat": True, "num_layers": 3, "num_decoder_layers": 2},
     "post": {"norm": "post", "tie_embeddings": False, "shared_embeddings": False, "target_vocab_size": 7},
     "linformer": {"cross_attention": Linformer(rank=4, max_len=SOURCE_LEN), "decoder_attention": Window(3, 0)},
@@ -41,12 +41,13 @@ OPTIONS = {
         "decoder_attention": Layers((Local(block_size=4), Compressed())),
         "cross_attention": Performer(),
         "attention": BigBird(block_size=4),
+        "num_layers": 2,
     },
 }
 
 
 def make(vocab=VOCAB, **options):
-    sizes = {"attention": Full(), "num_layers": 2, "width": 16, "num_heads": 2, "mlp_dim": 24, **options}
+    sizes = {"attention": Full(), "num_layers": 1, "width": 16, "num_heads": 2, "mlp_dim": 24, **options}
     return MODELS["encoder_decoder"](vocab, SOURCE_LEN, target_max_len=TARGET_LEN, rngs=nnx.Rngs(3), **sizes)
 
 
@@ -54,7 +55,7 @@ def run(model, sources=SOURCES, mask=MASK, targets=TARGETS, target_mask=TARGET_M
     return np.asarray(nnx.jit(lambda model: model(sources, mask, targets, target_mask, **options).dense())(model))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_step_by_step_it_says_what_it_says_at_once(name):
     """The encoder runs once; each step reads the keys and values that were made of the sources then."""
@@ -114,11 +115,11 @@ def test_pairs_that_share_a_row_do_not_meet():
     np.testing.assert_allclose(shared[0, :8], alone.reshape(8, VOCAB), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @pytest.mark.parametrize("scan", [False, True])
 def test_recomputed_and_scanned_layers_have_the_same_gradients(scan):
     def gradients(**options):
-        model = make(dropout_rate=0.1, **options)
+        model = make(dropout_rate=0.1, num_layers=2, **options)
         loss = lambda model: model(SOURCES, MASK, TARGETS, TARGET_MASK, deterministic=False,
                                    rngs=nnx.Rngs(dropout=5)).scores(jnp.asarray(TARGETS))[0].mean()  # fmt: skip
         value, grads = nnx.jit(nnx.value_and_grad(loss))(model)
