@@ -49,8 +49,8 @@ def make_request(
     check_integer("max_tokens", max_tokens)
     check_integer("num_beams", num_beams)
     check_integer("seed", seed, at_least=0, at_most=2**32 - 1)
-    max_len, rows = int(model.max_len), np.arange(tokens.shape[1] if tokens.ndim == 2 else 0)
-    sources = reads_sources(model)
+    sources, rows = reads_sources(model), np.arange(tokens.shape[1] if tokens.ndim == 2 else 0)
+    max_len = int(getattr(model, "source_max_len", model.max_len) if sources else model.max_len)
     _check_prompts(tokens, lengths, max_len, 1 if sources else max_tokens)
     if sources and max_tokens > model.target_max_len:
         raise ValueError(

@@ -16,6 +16,7 @@ from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.models.encoder_decoder import EncoderDecoder
 from xformer.models.masked_lm import MaskedLanguageModel
 from xformer.models.seq2seq_lstm import Seq2SeqLSTM
+from xformer.models.separator_decoder import SeparatorDecoder
 from xformer.models.token_classifier import TokenClassifier
 from xformer.models.two_tower import TwoTower
 from xformer.models.vision import VisionTransformer
@@ -32,6 +33,7 @@ MODELS: Table[type[nnx.Module]] = Table(
         "seq2seq_lstm": Seq2SeqLSTM,
         "vision": VisionTransformer,
         "convnet": ConvNet,
+        "separator_decoder": SeparatorDecoder,
     },
     kind=nnx.Module,
 )
@@ -48,6 +50,7 @@ __all__ = [
     "EncoderOptions",
     "MaskedLanguageModel",
     "Seq2SeqLSTM",
+    "SeparatorDecoder",
     "TokenClassifier",
     "TwoTower",
     "VisionTransformer",
