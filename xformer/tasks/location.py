@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 Progress = Callable[[str], None] | None
@@ -28,6 +28,12 @@ def data_root(data_dir: str | Path | None) -> Path:
 def tfds_command(name: str) -> str:
     """The command that makes what `prepared_tfds` finds, `{data_dir}` standing for the root of all data."""
     return f"tfds build {name} --file_format=array_record --data_dir={{data_dir}}"
+
+
+def debian_command(packages: Sequence[str], folder: str) -> str:
+    """The command that brings Debian packages and extracts them into a folder, without installing them."""
+    files = " ".join(f"{package}_*.deb" for package in packages)
+    return f"apt-get download {' '.join(packages)} && for deb in {files}; do dpkg-deb -x $deb {folder}; done"
 
 
 def prepared_tfds(root: Path, name: str) -> Path | None:

@@ -33,16 +33,24 @@ def is_copy(source: str, target: str) -> bool:
     return both >= SHARED * either
 
 
-def cleaned(pairs: Iterable[Pair], counts: dict[str, int]) -> list[Pair]:
-    """Distinct pairs that are translations, in their order; `counts` gets how many were left out, by the reason."""
+def cleaned(pairs: Iterable[Pair], counts: dict[str, int], ratio: float | None = RATIO) -> list[Pair]:
+    """Distinct pairs whose target is not its source again, in their order.
+
+    Args:
+      counts: gets how many were left out, by the reason.
+      ratio: a pair of which one side is more than so many times as long as the other is left out; None: whatever they
+        are.
+    """
     found: dict[tuple[str, str], Pair] = {}
-    counts |= dict.fromkeys(("copies_left_out", "repeated_left_out", "unequal_left_out"), 0)
+    counts |= dict.fromkeys(("copies_left_out", "repeated_left_out"), 0)
+    if ratio is not None:
+        counts["unequal_left_out"] = 0
     for pair in pairs:
         lengths = sorted((len(pair.source), len(pair.target)))
         key = normal(pair.source).casefold(), normal(pair.target).casefold()
         if is_copy(pair.source, pair.target):
             counts["copies_left_out"] += 1
-        elif lengths[1] > SHORT and lengths[1] > RATIO * lengths[0]:
+        elif ratio is not None and lengths[1] > SHORT and lengths[1] > ratio * lengths[0]:
             counts["unequal_left_out"] += 1
         elif key in found:
             counts["repeated_left_out"] += 1

@@ -20,12 +20,14 @@ class Files(NamedTuple):
     target: Path | None
 
 
-def source(files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[str, float]) -> Source:
-    """The pairs of files by part, `train` among them; a part without files is cut off that.
+def source(
+    files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[str, float], ratio: float | None
+) -> Source:
+    """The pairs of files by part, `train` among them; a part without files is cut off that. `ratio`: see `cleaned`.
 
     Raises ValueError for files that are not there or can't be read.
     """
-    parts: list[bytes | str] = [_READING, *fields, str(shares)]
+    parts: list[bytes | str] = [_READING, *fields, str(shares), str(ratio)]
     for part, own in files.items():
         for file in filter(None, own):
             if not file.is_file():
@@ -33,13 +35,15 @@ def source(files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[
                 raise ValueError(f"{key}: got {str(file)!r}, takes a file that is there")
             parts += [part, file.suffix, file.read_bytes()]
     name = ", ".join(str(file) for own in files.values() for file in own if file)
-    return Source(name, digest(*parts), lambda: _read(files, fields, shares))
+    return Source(name, digest(*parts), lambda: _read(files, fields, shares, ratio))
 
 
-def _read(files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[str, float]) -> Texts:
+def _read(
+    files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[str, float], ratio: float | None
+) -> Texts:
     counts: dict[str, int] = {}
     found = {part: read(own, fields) for part, own in files.items()}
-    train = pairs.cleaned(found["train"], counts)
+    train = pairs.cleaned(found["train"], counts, ratio)
     cut = pairs.by_group(pairs.grouped(train), {part: s for part, s in shares.items() if part not in found}, counts)
     return pairs.as_texts({**found, **cut}, counts)
 

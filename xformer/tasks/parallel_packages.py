@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import html.parser
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from xformer.tasks import pairs, roff
-from xformer.tasks.location import DataMissing
+from xformer.tasks.location import DataMissing, debian_command
 from xformer.tasks.pairs import Pair
 from xformer.tasks.text import Source, Texts, digest
 
@@ -21,9 +20,7 @@ PACKAGES = {"manpages": MANUALS, "libreoffice": HELP}
 
 def fetch(name: str, language: str, folder: str) -> str:
     """The command that brings the packages and extracts them into a folder."""
-    packages = [package.format(language=language) for package in PACKAGES[name]]
-    files = " ".join(f"{package}_*.deb" for package in packages)
-    return f"apt-get download {' '.join(packages)} && for deb in {files}; do dpkg-deb -x $deb {folder}; done"
+    return debian_command([package.format(language=language) for package in PACKAGES[name]], folder)
 
 
 def source(name: str, given: Path, language: str, backward: bool, shares: Mapping[str, float]) -> Source:
@@ -76,7 +73,7 @@ def _help_files(given: Path, language: str) -> Files:
 
 def _manual_pairs(page: str, english: Path, other: Path) -> Iterator[Pair]:
     """Paragraphs of the sections that have as many in both languages; translators add a last section of their own."""
-    ours, theirs = (roff.sections(_unpacked(file)) for file in (english, other))
+    ours, theirs = (roff.sections(roff.read(file)) for file in (english, other))
     if not 0 <= len(theirs) - len(ours) <= 1:
         return
     for one, two in zip(ours, theirs, strict=False):
@@ -88,13 +85,6 @@ def _help_pairs(page: str, english: Path, other: Path) -> Iterator[Pair]:
     """Paragraphs of one identifier."""
     ours, theirs = (paragraphs(file.read_text(encoding="utf-8", errors="replace")) for file in (english, other))
     yield from (Pair(text, theirs[name], page) for name, text in ours.items() if name in theirs)
-
-
-def _unpacked(file: Path) -> str:
-    try:
-        return gzip.decompress(file.read_bytes()).decode("utf-8", errors="replace")
-    except (OSError, EOFError) as error:
-        raise DataMissing(f"translation: {file} is damaged ({error}); extract the package again") from error
 
 
 def paragraphs(page: str) -> dict[str, str]:

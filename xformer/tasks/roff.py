@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import re
+import zlib
+from pathlib import Path
+
+from xformer.tasks.location import DataMissing
 
 # Escapes that stand for characters (groff_char(7)); others stand for nothing.
 _CHARACTERS = {
@@ -14,6 +19,7 @@ _CHARACTERS = {
     "or": "|", "lB": "[", "rB": "]", "lC": "{", "rC": "}", "ss": "ß", "Tm": "™", "R": "®", "Po": "£", "Eu": "€",
     "Fo": "«", "Fc": "»", "hy": "-", "12": "½", "14": "¼", "*a": "α", "*b": "β", "*m": "µ", "*p": "π",
 }  # fmt: skip
+_GZIP = b"\x1f\x8b"
 _ESCAPE = re.compile(
     r"\\(?:f(?:\(..|\[[^]]*\]|.)"  # fonts
     r"|s(?:[-+]?\d{1,2}|\([-+]?..|\[[^]]*\])"  # sizes
@@ -52,6 +58,15 @@ class Section:
 
     heading: str
     paragraphs: list[str]
+
+
+def read(file: Path) -> str:
+    """The source of a page from its file, compressed or not. Raises DataMissing for one that is damaged."""
+    content = file.read_bytes()
+    try:
+        return (gzip.decompress(content) if content[:2] == _GZIP else content).decode("utf-8", errors="replace")
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataMissing(f"manual page {file} is damaged ({error}); extract the package again") from error
 
 
 def sections(page: str) -> list[Section]:
