@@ -13,6 +13,7 @@ PACKAGES = {
     "tensorboard": ("tensorboardX",),
     "music": ("mido",),
     "translation": ("sacrebleu",),
+    "summarization": ("rouge_score",),
     "ray": ("ray",),
     "submitit": ("submitit",),
     "wandb": ("wandb",),

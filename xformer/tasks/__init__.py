@@ -40,6 +40,7 @@ from xformer.tasks.retrieval import Retrieval
 from xformer.tasks.sentiment import Sentiment
 from xformer.tasks.sequence_to_sequence import SequenceToSequence
 from xformer.tasks.sizes import Sizes
+from xformer.tasks.summarization import Summarization
 from xformer.tasks.tagging import Tagging
 from xformer.tasks.target_tokens import TargetTokens
 from xformer.tasks.token_classification import TokenClassification
@@ -64,6 +65,7 @@ TASKS: Table[type[Task]] = Table(
         "language_model": LanguageModel,
         "chorales": Chorales,
         "translation": Translation,
+        "summarization": Summarization,
     },
     kind=Task,
 )
@@ -125,6 +127,7 @@ __all__ = [
     "Sentiment",
     "SequenceToSequence",
     "Sizes",
+    "Summarization",
     "Tagging",
     "TargetTokens",
     "Task",
