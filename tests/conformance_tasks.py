@@ -27,6 +27,7 @@ from xformer.tasks import (
     Recall,
     Retrieval,
     Sentiment,
+    Summarization,
     Tagging,
     Task,
     Translation,
@@ -204,6 +205,7 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     ),
     "translation": translation(vocab="bytes", label_smoothing=0.1),
     "translation-subword": translation(vocab_size=280, packing=False),
+    "summarization": lambda folder, _: Summarization(path=write_pairs(folder), max_len=40, vocab="bytes"),
     "chorales": lambda folder, _: Chorales(path=write_chorales(folder), max_len=48, transpose=0),
 }
 
@@ -241,11 +243,11 @@ def commonest_token(train: Batch, test: Batch) -> np.ndarray:
     return np.full_like(test["targets"], np.bincount(whole[whole > 0]).argmax())
 
 
+OF_TARGETS = {"segment_ids", "decoder_inputs", "decoder_mask", "decoder_segment_ids"}
 # What a model reads besides `inputs` and `mask`.
 MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}, "language_model": {"segment_ids"},
                                          "chorales": {"segment_ids"},
-                                         "translation": {"segment_ids", "decoder_inputs", "decoder_mask",
-                                                         "decoder_segment_ids"}}  # fmt: skip
+                                         "translation": OF_TARGETS, "summarization": OF_TARGETS}  # fmt: skip
 
 # Tasks whose baseline knows more than the shares of the classes: what a naive one answers.
 GUESSERS: Mapping[str, Callable[[Batch, Batch], np.ndarray]] = {

@@ -30,6 +30,7 @@ EXPERIMENTS = (
     "chorales",
     "translation",
     "images",
+    "summarization",
     *TEXTS,
     *PROBES,
     *ARENA,
@@ -47,6 +48,7 @@ COMPARISONS = (
     "compare_listops",
     "compare_lra",
     "compare_recall",
+    "compare_summarization",
     "compare_translation",
     "scaling",
 )
@@ -116,7 +118,7 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
 
 
 # Others compare positions (tests/test_tasks_chorales.py), models, or sizes (tests/test_scaling.py).
-ELSEWHERE = ("compare_chorales", "compare_images", "compare_translation", "scaling")
+ELSEWHERE = ("compare_chorales", "compare_images", "compare_summarization", "compare_translation", "scaling")
 OF_ATTENTION = [name for name in COMPARISONS if name not in ELSEWHERE]
 
 # What is compared beside full attention and BigBird, where it is not Linformer and Shaw's positions.

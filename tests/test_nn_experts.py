@@ -250,7 +250,8 @@ def test_every_model_takes_it(name):
     sizes = {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8, "num_experts": 2, "rngs": nnx.Rngs(0)}
     x = np.ones((2, 6), int)
     model = MODELS[name](11, *extra.get(name, ()), 16, attention=Full(), **sizes)
-    model(x, None, *((x, None) if name == "two_tower" else ()), deterministic=False)
+    second = {"two_tower": (x, None), "encoder_decoder": (x,), "separator_decoder": (x,)}
+    model(x, None, *second.get(name, ()), deterministic=False)
     losses, _ = layer_terms.taken(model)
     rows = 4 if name == "two_tower" else 2
     assert losses["balance_loss"][0].shape == (rows,)
