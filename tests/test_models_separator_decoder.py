@@ -22,7 +22,9 @@ each_op = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 
 def make(op=OPS["t_d"], **options):
     sizes = {"num_layers": 2, "width": 16, "num_heads": 2, "mlp_dim": 24, **options}
-    return MODELS["separator_decoder"](VOCAB, SOURCE_LEN, target_max_len=TARGET_LEN, attention=op, rngs=nnx.Rngs(3), **sizes)
+    return MODELS["separator_decoder"](
+        VOCAB, SOURCE_LEN, target_max_len=TARGET_LEN, attention=op, rngs=nnx.Rngs(3), **sizes
+    )
 
 
 def run(model, sources=SOURCES, mask=MASK, targets=TARGETS, target_mask=TARGET_MASK, **options):
@@ -75,7 +77,9 @@ def test_source_and_target_attend_causally_and_padding_changes_nothing(op):
     model = make(op, num_layers=4)
     whole = run(model)
     np.testing.assert_array_equal(run(model, np.where(MASK, SOURCES, 7))[TARGET_MASK], whole[TARGET_MASK])
-    np.testing.assert_array_equal(run(model, targets=np.where(TARGET_MASK, TARGETS, 7))[TARGET_MASK], whole[TARGET_MASK])
+    np.testing.assert_array_equal(
+        run(model, targets=np.where(TARGET_MASK, TARGETS, 7))[TARGET_MASK], whole[TARGET_MASK]
+    )
     changed = TARGETS.copy()
     changed[:, 3:] = 1
     np.testing.assert_array_equal(run(model, targets=changed)[:, :3], whole[:, :3])
@@ -124,7 +128,9 @@ def test_generation_is_the_best_by_whole_passes(op):
     beams = np.asarray(generate(model, SOURCES, LENGTHS, num_beams=VOCAB, max_tokens=2, end_id=None))
     first = jax.nn.log_softmax(call(model, np.zeros((3, TARGET_LEN), int))[:, 0])
     every = np.pad(np.arange(VOCAB)[:, None], ((0, 0), (1, TARGET_LEN - 2)))
-    logits = nnx.jit(lambda model: jax.vmap(lambda one: model(SOURCES, MASK, jnp.tile(one, (3, 1))).dense()[:, 1])(every))
+    logits = nnx.jit(
+        lambda model: jax.vmap(lambda one: model(SOURCES, MASK, jnp.tile(one, (3, 1))).dense()[:, 1])(every)
+    )
     both = np.asarray(first[:, :, None] + jnp.moveaxis(jax.nn.log_softmax(logits(model)), 0, 1))
     np.testing.assert_array_equal(beams, np.stack(np.divmod(both.reshape(3, -1).argmax(axis=1), VOCAB), axis=1))
 

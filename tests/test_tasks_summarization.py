@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from xformer.tasks import DataMissing, Summarization, manual_pages, summary_scores, trivial_summaries
+from xformer.tasks import DataMissing, Summarization, pairs, papers, summary_scores, trivial_summaries
 
 PAGE = r""".\" NAME - DESCRIPTION
 .TH NAME 2 2026 "Manual: DESCRIPTION"
@@ -45,8 +45,8 @@ def write_pages(folder, count=24):
             (section / f"call{number}.{2 + number % 2}").write_bytes(text)
     (pages / "man2" / "other.2.gz").symlink_to("call2.2.gz")
     (pages / "man2" / "stub.2").write_text(".so man2/call0.2\n")
-    (pages / "man3" / "bare.3").write_text('.TH bare 3\n.SH NAME\nbare \\- nothing more\n')
-    (pages / "man3" / "unnamed.3").write_text('.TH unnamed 3\n.SH DESCRIPTION\nNobody says what it is.\n')
+    (pages / "man3" / "bare.3").write_text(".TH bare 3\n.SH NAME\nbare \\- nothing more\n")
+    (pages / "man3" / "unnamed.3").write_text(".TH unnamed 3\n.SH DESCRIPTION\nNobody says what it is.\n")
     return folder
 
 
@@ -70,10 +70,10 @@ def test_no_source_holds_its_answer(pages):
     for source, target in every:
         number = int(source.split("number ")[1].split(".")[0])
         assert target == description(number)
-        assert not manual_pages.tells(source, target) and f"call{number} -" not in source and "2026" not in source
+        assert not pairs.tells(source, target) and f"call{number} -" not in source and "2026" not in source
         assert source == f"The call call{number} is number {number}. A remark on call{number}."
     assert data.info["paragraphs_that_tell_left_out"] == 48
-    assert manual_pages.tells("To COPY   a (thing).", "copy a thing") and not manual_pages.tells("copy a things", "a thing")
+    assert pairs.tells("To COPY   a (thing).", "copy a thing") and not pairs.tells("copy a things", "a thing")
 
 
 def test_a_page_is_in_one_part_whatever_its_aliases(pages):
@@ -99,6 +99,30 @@ def test_pages_that_are_missing_or_damaged(tmp_path):
         Summarization(vocab="bytes").prepare(tmp_path)
 
 
+def test_papers_without_their_abstracts(tmp_path):
+    """A paragraph with a sentence of the abstract is left out, and a paper without a body or an abstract."""
+    abstract = "We present a method that reads papers in order. It works."
+    body = ["Reading is hard.", "Here, we present a method that reads  papers in order. And more.", "It works."]
+    paper = {"abstract": abstract, "pdf_parse": {"body_text": [{"text": text} for text in body]}}
+    counts = {"paragraphs_that_tell_left_out": 0}
+    assert papers.summarised_paper(paper, "a", counts) == pairs.Pair("Reading is hard. It works.", abstract, "a")
+    assert counts["paragraphs_that_tell_left_out"] == 1
+    for wrong in ({"abstract": ""}, {"pdf_parse": {"body_text": []}}):
+        assert papers.summarised_paper({**paper, **wrong}, "a", counts) is None
+    (folder := tmp_path / "papers").mkdir()
+    for index in range(6):
+        own = {**paper, "abstract": f"{abstract} Really, {index} times in all, whatever it was."}
+        own["pdf_parse"] = {"body_text": [{"text": f"Paper {index} is here."}]}
+        (folder / f"{index}.json").write_text(json.dumps(own))
+    (folder / "empty.json").write_text("{}")
+    task = Summarization(source="papers", path=str(folder), vocab="bytes", target_max_len=128)
+    task.prepare(tmp_path / "data")
+    data = task.open(tmp_path / "data")
+    assert sum(data.info["pairs"].values()) == 6 and data.info["without_both_left_out"] == 1
+    with pytest.raises(DataMissing, match="no papers in .*nowhere; install the package .*aclsum"):
+        Summarization(source="papers", path=str(tmp_path / "nowhere"), vocab="bytes").prepare(tmp_path)
+
+
 def test_own_pairs_may_be_of_any_lengths(tmp_path):
     """A long text with a short summary stays, which translation would leave out; a copy does not."""
     rows = [{"text": f"{index} " + "word " * 60, "headline": f"the {index}th"} for index in range(20)]
@@ -117,8 +141,8 @@ def test_rouge_is_that_of_the_package():
     found = summary_scores.scores(predictions, references)
     whole = scorer.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
     for name in ("rouge1", "rouge2", "rougeL"):
-        pairs = zip(references, predictions, strict=True)
-        assert found.metrics[name] == pytest.approx(np.mean([whole.score(*pair)[name].fmeasure for pair in pairs]))
+        both = zip(references, predictions, strict=True)
+        assert found.metrics[name] == pytest.approx(np.mean([whole.score(*pair)[name].fmeasure for pair in both]))
         low, high = found.details["intervals"][name]
         assert 0 <= low < found.metrics[name] < high <= 1
     assert found.details["rouge"].startswith("rouge-score 0.")
@@ -147,7 +171,9 @@ def test_what_needs_no_model(pages):
     lead, nearest = found["others"]
     assert (lead["title"], nearest["title"]) == ("lead", "nearest")
     test = texts(data, "test")
-    rows = [f"The call call{n} is number {n}." for n in (source.split("number ")[1].split(".")[0] for source, _ in test)]
+    rows = [
+        f"The call call{n} is number {n}." for n in (source.split("number ")[1].split(".")[0] for source, _ in test)
+    ]
     scored = summary_scores.scores(rows, [target for _, target in test]).metrics
     assert lead["name"] == "answers with the first sentence of a text"
     assert lead["scores"]["test"] == {name: round(value, 6) for name, value in scored.items()}
@@ -156,7 +182,7 @@ def test_what_needs_no_model(pages):
 
 def test_options_that_do_not_fit():
     for options, message in {
-        "source": ({"source": "books"}, "source must be 'manpages' or 'files'|one of"),
+        "source": ({"source": "books"}, "source"),
         "files": ({"source": "files"}, "source='files' needs a path"),
         "target": ({"target_path": "b.txt"}, "target_path is for one's own files"),
     }.values():

@@ -75,7 +75,7 @@ class SeparatorDecoder(Decoder):
 
         Of pairs that share a row (`segment_ids`) each source is followed by its own target.
 
-        Raises ValueError as `Encoder.encode` does, for sources or targets that are too long, or segments of one side only.
+        Raises ValueError as `Encoder.encode` does, for sources or targets that are too long, or segments of one side.
         """
         if (segment_ids is None) != (decoder_segment_ids is None):
             raise ValueError("segment_ids and decoder_segment_ids must be given together")
@@ -120,7 +120,7 @@ class SeparatorDecoder(Decoder):
         del batch, max_len
         return []
 
-    def decode(
+    def decode(  # type: ignore[override]
         self, inputs: Array, caches: Caches, mask: Array | None = None, *, context: Caches | None = None
     ) -> tuple[Logits, Caches]:
         """The logits at tokens of targets that follow those in the caches, and the caches after them.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from xformer.tasks import pairs, roff
 from xformer.tasks.location import DataMissing, debian_command
-from xformer.tasks.pairs import Pair
+from xformer.tasks.pairs import Pair, tells
 from xformer.tasks.text import Source, Texts, digest
 
 PACKAGES = ("manpages", "manpages-dev")
@@ -16,7 +16,6 @@ _READING = "1"  # what the same files are read as; another number where that cha
 _ALIAS = re.compile(r"\s*\.so\s")
 _DESCRIBED = re.compile(r"(?P<names>.+?)\s+[-–—]+\s+(?P<description>.+)")
 _NO_TEXT = ("LIBRARY", "SYNOPSIS")  # declarations
-_WORD = re.compile(r"\w+")
 
 
 def source(given: Path, shares: Mapping[str, float]) -> Source:
@@ -79,9 +78,3 @@ def described_page(page: str, name: str, counts: dict[str, int]) -> Pair | None:
     kept = [paragraph for paragraph in paragraphs if not tells(paragraph, target)]
     counts["paragraphs_that_tell_left_out"] += len(paragraphs) - len(kept)
     return Pair(" ".join(kept), target, name) if kept else None
-
-
-def tells(text: str, description: str) -> bool:
-    """Whether a text holds a description word for word, but for case, marks and white space."""
-    words = [" ".join(_WORD.findall(part.casefold())) for part in (text, description)]
-    return f" {words[1]} " in f" {words[0]} "

@@ -33,6 +33,12 @@ def is_copy(source: str, target: str) -> bool:
     return both >= SHARED * either
 
 
+def tells(text: str, target: str) -> bool:
+    """Whether a text holds a target word for word, but for case, marks and white space: it would tell the answer."""
+    words = [" ".join(_WORD.findall(part.casefold())) for part in (text, target)]
+    return f" {words[1]} " in f" {words[0]} "
+
+
 def cleaned(pairs: Iterable[Pair], counts: dict[str, int], ratio: float | None = RATIO) -> list[Pair]:
     """Distinct pairs whose target is not its source again, in their order.
 

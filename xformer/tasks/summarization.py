@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from xformer.tasks import manual_pages, summary_scores, trivial_summaries
+from xformer.tasks import manual_pages, papers, summary_scores, trivial_summaries
 from xformer.tasks.dataset import TaskData
 from xformer.tasks.location import data_root, debian_command
 from xformer.tasks.origin import Origin
@@ -16,7 +16,7 @@ from xformer.tasks.pair_data import PairData
 from xformer.tasks.parallel_texts import FILES, ParallelTexts
 from xformer.tasks.text import Source
 
-SourceName = Literal["manpages", "files"]
+SourceName = Literal["manpages", "papers", "files"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,9 @@ class Summarization(ParallelTexts):
     Left out, and counted in the data's info: pairs that were there before, and targets that are nearly their sources.
 
     source: "manpages", manual pages and the line that describes each, from Debian packages that are extracted, not
-    installed, or any folder of pages; "files", the user's own. With a `path` it is "files" unless another is given.
+    installed, or any folder of pages; "papers", papers of the ACL Anthology and their abstracts, from the PyPI package
+    aclsum; "files", the user's own. With a `path` it is "files" unless another is given. What stands in a page or paper
+    as it stands in its summary is left out of the source, paragraph by paragraph, and counted.
 
     path and what follows: see `ParallelTexts`.
     """
@@ -46,6 +48,13 @@ class Summarization(ParallelTexts):
         pages = "Debian's manual pages and what each is, in a line"
         return (
             Origin(pages, "several free ones, as the packages say", "1,099 pages", {"source": "manpages"}, fetch=fetch),
+            Origin(
+                "papers of the ACL Anthology and their abstracts, of the package aclsum",
+                papers.LICENCE,
+                "250 papers",
+                {"source": "papers"},
+                fetch=papers.INSTALL,
+            ),
             Origin("your own texts and their summaries", "yours", "as many as you have", given={"path": "FILE"}),
         )
 
@@ -61,5 +70,7 @@ class Summarization(ParallelTexts):
     def _source(self, data_dir: str | Path | None) -> Source:
         if self.chosen == FILES:
             return self._files()
+        if self.chosen == "papers":
+            return papers.source(self.path, self.shares)
         given = Path(self.path).expanduser() if self.path else data_root(data_dir) / self.name
         return manual_pages.source(given, self.shares)

@@ -17,9 +17,9 @@ RESAMPLES = 2000
 
 
 def by_example(predictions: Sequence[str], references: Sequence[str]) -> dict[str, np.ndarray]:
-    """F1 of each prediction by `NAMES`, float64 [examples], from 0 to 1: of words, of pairs of words, and of the longest
-    common subsequence of words (Lin 2004). Words are as the package has them by default: runs of ASCII letters and
-    digits in lower case, not stemmed.
+    """F1 of each prediction by `NAMES`, float64 [examples], from 0 to 1: of words, of pairs of words, and of the
+    longest common subsequence of words (Lin 2004). Words are as the package has them by default: runs of ASCII letters
+    and digits in lower case, not stemmed.
 
     Raises MissingExtra where rouge-score is not installed.
     """
@@ -39,7 +39,7 @@ def scores(predictions: Sequence[str], references: Sequence[str]) -> Scores:
 
 
 def interval(values: np.ndarray) -> list[float] | None:
-    """The 95 % interval of a mean, [low, high] (Efron and Tibshirani 1993, section 13.3); None of fewer than 2 values."""
+    """The 95 % interval of a mean, [low, high] (Efron and Tibshirani 1993, section 13.3); None below 2 values."""
     if len(values) < 2:
         return None
     rng, count = np.random.default_rng(0), len(values)

@@ -31,7 +31,10 @@ def others(data: PairData) -> list[dict[str, Any]]:
     """
     texts = {split: _texts(data, split) for split in ("train", *baseline.SPLITS)}
     found = []
-    for title, does, method in (("lead", "begins as the text does", _lead), ("nearest", "copies the nearest", _nearest)):
+    for title, does, method in (
+        ("lead", "begins as the text does", _lead),
+        ("nearest", "copies the nearest", _nearest),
+    ):
         try:
             found.append(method(texts))
         except extras.MissingExtra as error:
@@ -52,7 +55,10 @@ def _texts(data: PairData, split: str) -> Pairs:
 
 def _lead(texts: dict[str, Pairs]) -> dict[str, Any]:
     tried = [
-        {split: _judged([lead(source, count) for source in texts[split][0]], texts[split][1]) for split in baseline.SPLITS}
+        {
+            split: _judged([lead(source, count) for source in texts[split][0]], texts[split][1])
+            for split in baseline.SPLITS
+        }
         for count in SENTENCES
     ]
     best = max(range(len(SENTENCES)), key=lambda index: tried[index]["validation"]["rougeL"])
