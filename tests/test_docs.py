@@ -34,6 +34,7 @@ SLOW = (
     "language_models.md",
     "translation.md",
     "images.md",
+    "summarization.md",
 )  # several runs each: left to `make test-full`
 LISTOPS = {"task.preset": "listops_128", "task.num_train": 64, "task.num_validation": 16, "task.num_test": 16}
 TINY = {
@@ -61,7 +62,7 @@ def tiny(spec):
     """Overrides that make any shipped experiment small; the model of a checkpoint is as it is."""
     if spec.startswith("finetune"):
         return {key: value for key, value in TINY.items() if not key.startswith("model.")} | {"task.max_len": 60}
-    if "translation" in spec:
+    if "translation" in spec or "summarization" in spec:
         return TINY | {"task.max_len": 32, "task.vocab_size": 300, "task.num_beams": 1}
     if spec.startswith("images"):
         return TINY
@@ -132,6 +133,8 @@ def project(tmp_path, data_dir, monkeypatch):
     write_image_folder(tmp_path / "pictures")
     for name in ("boot.png", "shirt.jpg"):
         PIL.Image.fromarray(np.full((30, 20, 3), 90, np.uint8)).save(tmp_path / name)
+    reports = [{"source": f"machine {i} stood still for {i} hours", "target": f"still: {i}"} for i in range(60)]
+    (tmp_path / "reports.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reports))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(ROOT / "tests" / "fixtures" / "weights" / "roberta_masked_lm", tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "tokenizer.json").write_text(tokenizer_json())

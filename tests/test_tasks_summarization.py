@@ -119,7 +119,7 @@ def test_papers_without_their_abstracts(tmp_path):
     task.prepare(tmp_path / "data")
     data = task.open(tmp_path / "data")
     assert sum(data.info["pairs"].values()) == 6 and data.info["without_both_left_out"] == 1
-    with pytest.raises(DataMissing, match="no papers in .*nowhere; install the package .*aclsum"):
+    with pytest.raises(DataMissing, match=r"no papers in .*nowhere; install the package .*aclsum"):
         Summarization(source="papers", path=str(tmp_path / "nowhere"), vocab="bytes").prepare(tmp_path)
 
 
