@@ -36,7 +36,7 @@ def in_a_row(row):
     return np.concatenate([SOURCES[row][MASK[row]], TARGETS[row][TARGET_MASK[row]]])[None]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @each_op
 def test_it_is_a_decoder_of_one_sequence(op):
     """With the same parameters a `Decoder` says the same at the places of the target, whatever the padding between."""
@@ -50,7 +50,7 @@ def test_it_is_a_decoder_of_one_sequence(op):
         np.testing.assert_allclose(found[row][TARGET_MASK[row]], whole, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @each_op
 @pytest.mark.parametrize("experts", [1, 3])
 def test_step_by_step_it_says_what_it_says_at_once(op, experts):

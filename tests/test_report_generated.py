@@ -31,7 +31,11 @@ def test_generated_texts_have_a_table(tmp_path):
     assert linformer == ("linformer", "0.5000 ± 0.0000", "0.2500 ± 0.0000")
     assert lead[0] == "lead" and lead[2] == "0.2000" and not lead[1][0].isdigit()
     assert "lead answers with the first sentence." in generated.note(comparison)
-    write(tmp_path)
+
+
+@pytest.mark.full
+def test_the_page_shows_it(tmp_path):
+    write(make(tmp_path))
     for name in ("report.md", "report.html"):
         text = (tmp_path / name).read_text()
         assert "Generated texts" in text and "rougeL" in text and "0.3500" in text

@@ -40,22 +40,23 @@ def test_one_command_from_a_table_to_scored_summaries(row, more, tmp_path, monke
     assert texts == [row["output"] for row in rows]
 
 
-def test_the_rows_differ_in_model_and_attention_alone():
-    for name, experts in {"dense": 1, "experts": 4}.items():
-        compared = comparison.load_comparison(f"compare_summarization:{name}")
-        runs = {row: run.to_dict() for row, _, run in comparison.comparison_runs(compared)}
-        models = {row: (config["model"]["name"], config["attention"]["name"]) for row, config in runs.items()}
-        assert models == {
-            "t_ed": ("encoder_decoder", "full"),
-            "t_d": ("separator_decoder", "full"),
-            "t_dmca": ("separator_decoder", "layers"),
-        }
-        own = ("name", "decoder_attention", "cross_attention", "num_decoder_layers", "shared_embeddings")
-        shared = [{key: x for key, x in config["model"].items() if key not in own} for config in runs.values()]
-        assert all(model["num_experts"] == experts for model in shared)
-        assert all(model == shared[0] for model in shared)
-        for section in ("task", "optimizer", "train"):
-            assert all(config[section] == runs["t_ed"][section] for config in runs.values())
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("name", "experts"), [("dense", 1), ("experts", 4)])
+def test_the_rows_differ_in_model_and_attention_alone(name, experts):
+    compared = comparison.load_comparison(f"compare_summarization:{name}")
+    runs = {row: run.to_dict() for row, _, run in comparison.comparison_runs(compared)}
+    models = {row: (config["model"]["name"], config["attention"]["name"]) for row, config in runs.items()}
+    assert models == {
+        "t_ed": ("encoder_decoder", "full"),
+        "t_d": ("separator_decoder", "full"),
+        "t_dmca": ("separator_decoder", "layers"),
+    }
+    own = ("name", "decoder_attention", "cross_attention", "num_decoder_layers", "shared_embeddings")
+    shared = [{key: x for key, x in config["model"].items() if key not in own} for config in runs.values()]
+    assert all(model["num_experts"] == experts for model in shared)
+    assert all(model == shared[0] for model in shared)
+    for section in ("task", "optimizer", "train"):
+        assert all(config[section] == runs["t_ed"][section] for config in runs.values())
 
 
 def test_attention_is_made_for_source_and_target():

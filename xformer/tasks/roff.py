@@ -19,7 +19,6 @@ _CHARACTERS = {
     "or": "|", "lB": "[", "rB": "]", "lC": "{", "rC": "}", "ss": "ß", "Tm": "™", "R": "®", "Po": "£", "Eu": "€",
     "Fo": "«", "Fc": "»", "hy": "-", "12": "½", "14": "¼", "*a": "α", "*b": "β", "*m": "µ", "*p": "π",
 }  # fmt: skip
-_GZIP = b"\x1f\x8b"
 _ESCAPE = re.compile(
     r"\\(?:f(?:\(..|\[[^]]*\]|.)"  # fonts
     r"|s(?:[-+]?\d{1,2}|\([-+]?..|\[[^]]*\])"  # sizes
@@ -64,7 +63,7 @@ def read(file: Path) -> str:
     """The source of a page from its file, compressed or not. Raises DataMissing for one that is damaged."""
     content = file.read_bytes()
     try:
-        return (gzip.decompress(content) if content[:2] == _GZIP else content).decode("utf-8", errors="replace")
+        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8", errors="replace")
     except (OSError, EOFError, zlib.error) as error:
         raise DataMissing(f"manual page {file} is damaged ({error}); extract the package again") from error
 
