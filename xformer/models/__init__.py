@@ -15,8 +15,8 @@ from xformer.models.decoder import Decoder
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.models.encoder_decoder import EncoderDecoder
 from xformer.models.masked_lm import MaskedLanguageModel
-from xformer.models.seq2seq_lstm import Seq2SeqLSTM
 from xformer.models.separator_decoder import SeparatorDecoder
+from xformer.models.seq2seq_lstm import Seq2SeqLSTM
 from xformer.models.token_classifier import TokenClassifier
 from xformer.models.two_tower import TwoTower
 from xformer.models.vision import VisionTransformer
@@ -49,8 +49,8 @@ __all__ = [
     "EncoderDecoder",
     "EncoderOptions",
     "MaskedLanguageModel",
-    "Seq2SeqLSTM",
     "SeparatorDecoder",
+    "Seq2SeqLSTM",
     "TokenClassifier",
     "TwoTower",
     "VisionTransformer",
