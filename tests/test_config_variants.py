@@ -42,7 +42,7 @@ def test_a_line_in_the_table_is_all_that_a_variant_needs(name, monkeypatch):
     monkeypatch.setitem(ATTENTIONS, "stripes", Stripes)
     monkeypatch.setitem(POSITIONS, "waves", Waves)
     config = load(f"{name}.py:stripes+waves")
-    length = experiment.build(config).task.length + (config.model.get("pooling") == "cls")
+    length = experiment.build(config).num_positions
     assert config.attention.to_dict() == {
         "name": "stripes",
         "position": {"name": "waves", "reach": length - 1},

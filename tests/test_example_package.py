@@ -76,5 +76,5 @@ def test_the_working_directory_is_searched_and_what_is_missing_is_one_line(tmp_p
     assert code == 0 and "attention.num_first" in output and "optimizer.momentum" in output, errors
     code, _, errors = xformer(None, tmp_path, *arguments)
     assert code == 2 and len(errors.splitlines()) == 1
-    assert errors.startswith("error: attention.name: got 'own_parts.attention:FirstAndNear', but importing ")
+    assert errors.startswith("error: model.name: got 'own_parts.model:OneLayer', but importing ")
     assert f"No module named 'own_parts'; searched: {tmp_path} (the working directory) and what is installed" in errors

@@ -90,7 +90,7 @@ def test_preprocessing_refuses_what_is_no_list_of_texts(texts, message):
 def test_unknown_symbols_and_kinds_are_named():
     with pytest.raises(ValueError, match="unknown symbol 'x'"):
         vocab.Symbols(("a", "b")).encode("a x b")
-    with pytest.raises(ValueError, match="allowed: bytes, symbols, pixels, subword"):
+    with pytest.raises(ValueError, match="allowed: bytes, symbols, pixels, image, subword"):
         vocab.from_json({"kind": "words"})
 
 

@@ -69,9 +69,9 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     schema.check_name("name", checked["name"])
     if not 0 <= checked["seed"] < 2**32:
         raise ConfigError(f"seed: got {checked['seed']}, takes an integer from 0 to 2**32 - 1")
-    checked["task"] = check_task("task", checked["task"])
     checked["model"] = _check_model(checked["model"])
     checked["attention"] = check_attention(checked["attention"], checked["model"]["name"])
+    checked["task"] = check_task("task", checked["task"])
     for section in CONSTRUCTORS:
         keys = schema.as_mapping(section, checked[section])
         takes = takes_of(section, keys)

@@ -267,10 +267,7 @@ def flops(number: int, uncounted: Sequence[str] = ()) -> str:
 
 def draw_pattern(experiment: Experiment, length: int, out: Path) -> str:
     """Writes the picture of which keys each query considers; the line that says what was done."""
-    if experiment.attention is None:
-        raise ConfigError(
-            f"--out: model {experiment.config.model.name} has no attention, so there is no pattern to draw"
-        )
+    assert experiment.attention is not None  # checked before anything is printed
     positions = min(length, MAX_PICTURE)
     name, num_heads = experiment.config.attention.name, experiment.model_args.get("num_heads", 1)
     image = patterns.picture({name: pictures.pattern(experiment.attention, positions, num_heads)}, style.LIGHT)
