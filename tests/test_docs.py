@@ -35,6 +35,9 @@ SLOW = (
     "translation.md",
     "images.md",
     "summarization.md",
+    "arena.md",
+    "finetune.md",
+    "variants.md",
 )  # several runs each: left to `make test-full`
 LISTOPS = {"task.preset": "listops_128", "task.num_train": 64, "task.num_validation": 16, "task.num_test": 16}
 TINY = {

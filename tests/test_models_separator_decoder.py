@@ -109,7 +109,7 @@ def test_pairs_that_share_a_row_do_not_meet():
     np.testing.assert_allclose(packed.reshape(2, 3, VOCAB), alone, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @each_op
 def test_generation_is_the_best_by_whole_passes(op):
     """Greedy, and beams that keep all there are, against passes with whole targets; streaming is the same."""

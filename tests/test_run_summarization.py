@@ -19,7 +19,7 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @pytest.mark.parametrize("more", [(), ("model.num_experts=3",)], ids=["dense", "experts"])
 @pytest.mark.parametrize("row", ["t_ed", "t_d", "t_dmca"])
 def test_one_command_from_a_table_to_scored_summaries(row, more, tmp_path, monkeypatch):

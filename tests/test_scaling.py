@@ -113,6 +113,7 @@ def test_too_few_runs_are_refused(some):
         fit(some)
 
 
+@pytest.mark.full
 def test_the_shipped_comparison_spans_two_decades_of_parameters_at_equal_compute():
     loaded = comparison.load_comparison(f"{CONFIGS}/scaling.py:1e11")
     assert loaded.budget.to_dict() == {"train_flops": 1e11}
