@@ -37,7 +37,7 @@ MAY_IMPORT = {
         "xformer.cost", "xformer.difference", "xformer.extras", "xformer.layer_terms", "xformer.position_tables",
     },
     "xformer.report": {"xformer.extras", "xformer.tuning", "xformer.budget"},
-    "xformer.scaling": {"xformer.report", "xformer.extras"},
+    "xformer.scaling": {"xformer.report", "xformer.extras", "xformer.train"},
     "xformer.arguments": set(),
     "xformer.schema": {"xformer.checks", "xformer.arguments"},
     "xformer.extras": set(),

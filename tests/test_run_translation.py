@@ -62,6 +62,12 @@ def test_from_two_files_to_a_translated_one(tmp_path, capsys):
     assert (
         out.read_text(encoding="utf-8") == f"{' '.join(texts[1].splitlines())}\n\n{' '.join(texts[0].splitlines())}\n"
     )
+    for flags, message in (
+        ([f"--input={given}", f"--out={given}"], r"--out: got .*in\.txt', which is --input, takes another file"),
+        ([f"--input={given}", f"--out={tmp_path}"], "--out: got .*, which is a folder, takes a file"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            generating.command([f"--workdir={workdir}", *flags])
     with pytest.raises(ConfigError, match="--input: missing"):
         generating.command([f"--workdir={workdir}"])
     with pytest.raises(ConfigError, match=r"--input: got .*none\.txt.*, takes a file that is there"):

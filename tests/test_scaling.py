@@ -185,3 +185,12 @@ def test_a_run_that_diverged_is_left_out(folder, caplog):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"test": {"loss": None}}))
     assert len(read(folder / "runs")) == 2 * len(BUDGETS) * len(SIZES) - 1
     assert "left out, as its loss, size or cost is not a positive number" in caplog.text
+
+
+def test_runs_beside_comparisons_are_no_comparisons(folder):
+    alone = folder / "runs" / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_text(json.dumps({"name": "alone", "attention": {"name": "full"}, "train": {}}))
+    assert len(read(folder / "runs")) == 2 * len(BUDGETS) * len(SIZES)
+    with pytest.raises(ValueError, match="holds no comparison: a single run"):
+        read(alone)

@@ -271,3 +271,10 @@ def test_an_upright_image_is_read_from_a_turned_one(tmp_path):
     PIL.Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
     upright = read(tmp_path / "turned.png", 8, 4, 1)[..., 0]
     assert upright[:4].mean() > 190 and upright[4:].mean() < 10
+
+
+def test_grey_values_of_sixteen_bits_keep_their_shades(tmp_path):
+    ramp = np.linspace(0, 65_535, 64).round().astype(np.uint16).reshape(8, 8)
+    PIL.Image.fromarray(ramp).save(tmp_path / "ramp.png")
+    found = read(tmp_path / "ramp.png", 8, 8, 1)[..., 0]
+    np.testing.assert_array_equal(found, ramp // 257)

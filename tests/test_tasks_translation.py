@@ -238,3 +238,20 @@ def test_smoothed_loss_and_perplexity(smoothing):
         np.testing.assert_allclose((values * weights).sum() / weights.sum(), loss, rtol=1e-5)
         sums = {"loss": (1.0, 2.0), "nats": np.asarray(found["nats"], np.float64)}
         np.testing.assert_allclose(family.finish(sums)["perplexity"], np.exp(plain), rtol=1e-5)
+
+
+def test_what_is_left_out_is_said_and_nothing_left_is_an_error(caplog):
+    caplog.set_level("INFO")
+    some = [
+        pairs.Pair("one red cat", "une katze"),
+        pairs.Pair("a b c", "A b, c."),
+        pairs.Pair("one red cat", "une katze"),
+    ]
+    assert len(pairs.cleaned(some, {})) == 1
+    assert (
+        "1 pairs are kept; left out: 1 whose target is its source again or nearly so, 1 that stand there" in caplog.text
+    )
+    with pytest.raises(
+        ValueError, match="path: all pairs were left out: 1 whose target is its source again or nearly so"
+    ):
+        pairs.cleaned(some[1:2], {})

@@ -91,7 +91,7 @@ def of_model(section: Mapping[str, Any], *models: Any) -> dict[str, Any]:
 
 def _nearest_variant(variant: str) -> str:
     if "+" not in variant:
-        return did_you_mean(variant, [*ATTENTIONS, *POSITIONS])
+        return did_you_mean(variant, [*ATTENTIONS, *(term for term in POSITIONS if term != "none")])
     return did_you_mean(variant, [f"{name}+{term}" for name in ATTENTIONS for term in POSITIONS if term != "none"])
 
 

@@ -24,6 +24,7 @@ from xformer.tasks import TargetTokens, reading
 from xformer.train import workdir as folders
 
 MAX_TOKENS = 200
+TABLES = (".jsonl", ".ndjson", ".csv", ".tsv")  # whose lines are more than a text
 
 
 def command(argv: Sequence[str]) -> None:
@@ -65,7 +66,7 @@ def command(argv: Sequence[str]) -> None:
         given = [text for text in texts if text.strip() or not targets]
         made = iter(run.generate(given, **options))
     except ValueError as error:
-        raise ConfigError(f"--{error}") from error
+        raise ConfigError(f"--workdir: {error}" if str(error).startswith("task ") else f"--{error}") from error
     found = [next(made) if text.strip() or not targets else "" for text in texts]
     found = found if targets else [text + more for text, more in zip(texts, found, strict=True)]
     if args.out is None:
@@ -85,6 +86,8 @@ def _texts(args: Any, targets: bool) -> list[str]:
         raise ConfigError("--input: goes without --prompt")
     if args.out is not None and args.stream:
         raise ConfigError("--out: goes without --stream, which prints")
+    if args.out is not None and Path(args.out).expanduser().is_dir():
+        raise ConfigError(f"--out: got {args.out!r}, which is a folder, takes a file")
     if args.input is None:
         if targets and not args.prompt:
             raise ConfigError("--input: missing; takes a file with a text a line, or give --prompt")
@@ -92,6 +95,10 @@ def _texts(args: Any, targets: bool) -> list[str]:
     path = Path(args.input).expanduser()
     if not path.is_file():
         raise ConfigError(f"--input: got {args.input!r}, takes a file that is there")
+    if path.suffix.lower() in TABLES:
+        raise ConfigError(f"--input: got {args.input!r}, a table, takes a file with a text a line and nothing else")
+    if args.out is not None and Path(args.out).expanduser().resolve() == path.resolve():
+        raise ConfigError(f"--out: got {args.out!r}, which is --input, takes another file")
     try:
         lines = reading.decode(path).removesuffix("\n").split("\n")
     except ValueError as error:

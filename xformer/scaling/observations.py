@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xformer.report import results
+from xformer.train import workdir as folders
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,23 @@ def read(folder: Path) -> list[Observation]:
       ValueError: there is no comparison, or no run in it has a test loss.
     """
     single = (folder / "config.json").is_file()
-    workdirs = [folder] if single else sorted(path.parent for path in folder.glob("*/config.json"))
+    there = [folder] if single else sorted(path.parent for path in folder.glob("*/config.json"))
+    workdirs = [path for path in there if not _is_run(path)]
     if not workdirs:
-        raise ValueError(f"{folder} holds no comparison: neither it nor a folder in it has a config.json")
+        what = "a single run, or several" if there else "neither it nor a folder in it has a config.json"
+        raise ValueError(f"{folder} holds no comparison: {what}")
     found: list[Observation] = []
     for workdir in workdirs:
         found += _of_comparison(workdir)
     if not found:
         raise ValueError(f"{folder} holds no finished run with a test loss")
     return found
+
+
+def _is_run(workdir: Path) -> bool:
+    """Whether the folder is that of a run, not of a comparison of some."""
+    config = folders.read_json(workdir / "config.json")
+    return isinstance(config, dict) and "attention" in config
 
 
 def _of_comparison(workdir: Path) -> list[Observation]:

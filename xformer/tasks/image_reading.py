@@ -18,7 +18,7 @@ MODES = {1: "L", 3: "RGB"}  # Pillow's names, by the numbers of a pixel
 def read(file: str | Path, height: int, width: int, channels: int) -> np.ndarray:
     """The image of a file, upright, cut to the proportions of the size around its middle and scaled to it.
 
-    Of an animation it is the first picture; what is transparent is not.
+    Of an animation it is the first picture; what is transparent is not; grey values of 16 bits become those of 8.
 
     Args:
       file: of any format that Pillow reads.
@@ -34,11 +34,18 @@ def read(file: str | Path, height: int, width: int, channels: int) -> np.ndarray
     open_image, errors = Image.open, (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
     try:
         with open_image(file) as opened:
-            converted = ImageOps.exif_transpose(opened).convert(MODES[channels])
+            converted = _eight_bits(ImageOps.exif_transpose(opened)).convert(MODES[channels])
             fitted = ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
     except errors as error:
         raise ValueError(f"{file} can't be read as an image: {' '.join(str(error).split())[:200]}") from error
     return np.asarray(fitted, np.uint8).reshape(height, width, channels)
+
+
+def _eight_bits(image: Any) -> Any:
+    """Grey values of 16 bits as those of 8: Pillow itself would cut off what is above 255."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.clip(np.asarray(image), 0, 65_535) // 257).astype(np.uint8))
 
 
 def resized(images: np.ndarray, side: int) -> np.ndarray:

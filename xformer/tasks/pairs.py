@@ -15,6 +15,11 @@ logger = logging.getLogger(__name__)
 SHARED = 0.8  # of the different words of both sides: from there on a target says again what its source says
 RATIO = 3.0  # a side so many times as long as the other is no translation of it
 SHORT = 40  # characters of the longer side, up to which that is not asked
+_REASONS = {
+    "copies_left_out": "whose target is its source again or nearly so",
+    "repeated_left_out": "that stand there already",
+    "unequal_left_out": "of which one side is many times as long as the other",
+}
 _WORD = re.compile(r"\w+")
 
 
@@ -46,6 +51,9 @@ def cleaned(pairs: Iterable[Pair], counts: dict[str, int], ratio: float | None =
       counts: gets how many were left out, by the reason.
       ratio: a pair of which one side is more than so many times as long as the other is left out; None: whatever they
         are.
+
+    Raises:
+      ValueError: there are pairs, and all are left out.
     """
     found: dict[tuple[str, str], Pair] = {}
     counts |= dict.fromkeys(("copies_left_out", "repeated_left_out"), 0)
@@ -62,6 +70,11 @@ def cleaned(pairs: Iterable[Pair], counts: dict[str, int], ratio: float | None =
             counts["repeated_left_out"] += 1
         else:
             found[key] = pair
+    if left := {why: count for why, count in counts.items() if why in _REASONS and count}:
+        spelt = ", ".join(f"{count:,} {_REASONS[why]}" for why, count in left.items())
+        if not found:
+            raise ValueError(f"path: all pairs were left out: {spelt}")
+        logger.info("%s pairs are kept; left out: %s", f"{len(found):,}", spelt)
     return list(found.values())
 
 
