@@ -136,3 +136,11 @@ def test_one_table_of_several_tasks(comparison, tmp_path, monkeypatch):
     assert page.count('<h2 class="task">') == 2 and "<h3>Runs</h3>" in page
     assert "![Quality against cost](far/pareto.png)" in (work / "report.md").read_text()
     assert (work / "far" / "pareto.png").exists() and len((work / "results.jsonl").read_text().splitlines()) == 8
+
+
+def test_rows_of_next_tokens_are_pieces_and_not_drawn(lengths, tmp_path):
+    for path in (tmp_path / "runs").rglob("*.npz"):
+        with np.load(path) as kept:
+            arrays = dict(kept)
+        np.savez(path, **arrays, context_tokens=np.ones((len(arrays["length"]), 6), np.float32))
+    assert accuracy_by.read(results.load(tmp_path), LENGTH) == {}

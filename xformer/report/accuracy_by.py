@@ -111,7 +111,8 @@ def read(comparison: Comparison, quantity: Quantity) -> Kept:
 
 def _of_examples(run: Run, key: str) -> Examples | None:
     kept = run.test_examples()
-    if key not in kept or "accuracy" not in kept:
+    # Rows of next tokens are pieces of texts, of which some ask the end alone: their length says nothing.
+    if key not in kept or "accuracy" not in kept or "context_tokens" in kept:
         return None
     there = kept[key] > 0
     return Examples(kept[key][there], *kept["accuracy"][:, there]) if there.any() else None

@@ -66,7 +66,7 @@ def tick_bytes(value: float) -> str:
 
 def _tick(value: float, units: tuple[tuple[str, float], ...]) -> str:
     unit, size = next(((unit, size) for unit, size in units if value >= size), units[-1])
-    return f"{value / size:g} {unit}".rstrip()
+    return f"{value / size:.4g} {unit}".rstrip()
 
 
 def percent(share: float, digits: int = 1) -> str:
