@@ -300,6 +300,12 @@ def test_variants_and_seeds_are_added_to_a_finished_comparison(run, tmp_path):
     assert code == cli.WRONG_ARGUMENTS and "variants.win-1_+.attention.left: 4 there, 5 now" in err
     code, _, err = run("--config.variants=full,lokal")
     assert code == cli.WRONG_ARGUMENTS and err.startswith("error: variants: got 'lokal'; has full, win-1_+, and ")
+    # One of an older version, without a key that is newer, is the same comparison.
+    stored = json.loads((tmp_path / "work" / "config.json").read_text())
+    del stored["base"]["train"]["init_positions"]
+    (tmp_path / "work" / "config.json").write_text(json.dumps(stored))
+    code, _, err = run("--config.seeds=0", "--config.variants=full")
+    assert code == cli.FINISHED, err
 
 
 @pytest.mark.full

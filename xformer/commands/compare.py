@@ -185,10 +185,11 @@ def claim(workdir: Path, config: ConfigDict) -> ConfigDict:
             raise WorkdirMismatch(f"{path} is empty or damaged; put it back as it was, or choose another workdir")
         if "variants" not in before:
             raise WorkdirMismatch(f"{workdir} holds no comparison, perhaps a run; choose another workdir")
-        whole = joined(before, given) if isinstance(before["variants"], dict) else given
-        found = difference(before, whole)
-        changes = [f"{key}: {there} there, {now} now" for key, (there, now) in found.items()
-                   if not _may_change(key, before)]  # fmt: skip
+        whole, changes = _against(before, given)
+        if changes:
+            with contextlib.suppress(ConfigError):  # keys that are newer than the comparison have their defaults
+                before = json.loads(json.dumps(as_json(check_comparison(before))))
+                whole, changes = _against(before, given)
         if not changes:
             given = whole
         elif not isinstance(before["variants"], dict) or _has_computed(workdir):
@@ -198,6 +199,15 @@ def claim(workdir: Path, config: ConfigDict) -> ConfigDict:
         config = check_comparison(given)
     folders.write_json(path, given)
     return config
+
+
+def _against(before: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The comparison `given` with what was there, and what differs that may not."""
+    whole = joined(before, given) if isinstance(before["variants"], dict) else dict(given)
+    found = difference(before, whole)
+    return whole, [
+        f"{key}: {there} there, {now} now" for key, (there, now) in found.items() if not _may_change(key, before)
+    ]
 
 
 def joined(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
