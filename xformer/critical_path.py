@@ -69,7 +69,7 @@ def _equation(eqn: core.JaxprEqn) -> np.ndarray:
     if name in FUSED:
         return np.full(shape, 2.0)
     if name == "scan":
-        return _scan(_chains(params["jaxpr"].jaxpr), params["num_consts"], params["num_carry"], params["length"])
+        return _scan(_chains(next(subjaxprs([params["jaxpr"]]))), *_loop_counts(eqn), params["length"])
     if name == "while":
         body = _chains(params["body_jaxpr"].jaxpr)
         return _placed(body, shape, range(params["cond_nconsts"], len(eqn.invars)))
@@ -78,6 +78,15 @@ def _equation(eqn: core.JaxprEqn) -> np.ndarray:
         bodies = [_placed(body, shape, range(1, len(eqn.invars))) for body in bodies]
     fitting = [body for body in bodies if body.shape == shape]
     return np.max(fitting, axis=0) if fitting else np.zeros(shape)
+
+
+def _loop_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
+    """How many operands of a `scan` are the same in all rounds, and how many are carried."""
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].update(list(eqn.invars)).unpack()  # since JAX 0.11
+    return len(list(consts)), len(list(carry))
 
 
 def _placed(chains: np.ndarray, shape: tuple[int, int], places: Sequence[int]) -> np.ndarray:
