@@ -34,10 +34,10 @@ def config_of(folder, *overrides):
     return load_config("translation:full", [*own, *SMALL, *overrides])
 
 
-def test_from_two_files_to_a_translated_one(tmp_path, capsys):
+def test_from_two_files_to_a_translated_one(tmp_path, capsys, monkeypatch):
     sacrebleu = pytest.importorskip("sacrebleu")
     workdir = tmp_path / "run"
-    result = experiment.build(config_of(tmp_path)).trainer(workdir, tmp_path / "data").fit()
+    result = experiment.build(config_of(tmp_path, "task.length_penalty=1.0")).trainer(workdir, tmp_path / "data").fit()
     rows = read_lines(workdir / "test_outputs.jsonl")
     pairs = {row["source"]: row["target"] for row in read_lines(tmp_path / "pairs.jsonl")}
     assert len(rows) == 5 and all(pairs[row["source"]] == row["reference"] for row in rows)
@@ -72,6 +72,16 @@ def test_from_two_files_to_a_translated_one(tmp_path, capsys):
         generating.command([f"--workdir={workdir}"])
     with pytest.raises(ConfigError, match=r"--input: got .*none\.txt.*, takes a file that is there"):
         generating.command([f"--workdir={workdir}", f"--input={tmp_path / 'none.txt'}"])
+    asked = []
+    monkeypatch.setattr(
+        xformer.loading.Loaded, "generate", lambda self, texts, **options: asked.append(options) or ["a"]
+    )
+    generating.command([f"--workdir={workdir}", "--prompt=red"])
+    generating.command([f"--workdir={workdir}", "--prompt=red", "--length_penalty=0.5", "--num_beams=3"])
+    assert [(options["num_beams"], options["length_penalty"]) for options in asked] == [
+        (run.config.task.num_beams, 1.0),
+        (3, 0.5),
+    ]
 
 
 @pytest.mark.full

@@ -22,7 +22,14 @@ TRUE = Law(floor=0.9, a=20.0, alpha=0.35, b=60.0, beta=0.3)
 BUDGETS, SIZES = (1e11, 1e12, 1e13), tuple(np.geomspace(1e4, 1e6, 7))
 
 
-def runs(noise=0.0, seed=0, attention="full", sizes=SIZES, budgets=BUDGETS, law=TRUE):
+def section(name, position="none", **keys):
+    return json.dumps({"name": name, "position": {"name": position}, **keys}, sort_keys=True)
+
+
+FULL = section("full")
+
+
+def runs(noise=0.0, seed=0, attention=FULL, sizes=SIZES, budgets=BUDGETS, law=TRUE):
     """A run for each size and budget, of 6 FLOPs for each parameter and token."""
     generator = np.random.default_rng(seed)
     found = []
@@ -128,14 +135,20 @@ def test_the_shipped_comparison_spans_two_decades_of_parameters_at_equal_compute
 
 def write_comparison(folder, observations):
     """The files of a comparison whose runs have these sizes, costs and losses."""
-    variants = {f"{o.attention}-{index}": {} for index, o in enumerate(observations)}
+    variants = {f"variant_{index}": {} for index in range(len(observations))}
     folder.mkdir(parents=True)
     config = {"name": "sizes", "base": {"attention": {"name": "full"}}, "variants": variants, "seeds": [0]}
     (folder / "config.json").write_text(json.dumps(config | {"budget": {"train_flops": observations[0].budget}}))
     for name, o in zip(variants, observations, strict=True):
         run = folder / "runs" / f"{name}-0"
         run.mkdir(parents=True)
-        result = {"name": name, "attention": o.attention, "num_params": o.params, "tokens_per_step": o.tokens / 10}
+        (run / "config.json").write_text(json.dumps({"attention": json.loads(o.attention)}))
+        result = {
+            "name": name,
+            "attention": json.loads(o.attention)["name"],
+            "num_params": o.params,
+            "tokens_per_step": o.tokens / 10,
+        }
         result |= {"last_step": 10, "train_flops": o.flops, "test": {"loss": o.loss}, "select_metric": "loss"}
         (run / "result.json").write_text(json.dumps(result))
 
@@ -143,7 +156,7 @@ def write_comparison(folder, observations):
 @pytest.fixture
 def folder(tmp_path):
     for budget in BUDGETS:
-        both = [o for name in ("full", "window") for o in runs(0.002, attention=name, budgets=(budget,))]
+        both = [o for name in ("full", "window") for o in runs(0.002, attention=section(name), budgets=(budget,))]
         write_comparison(tmp_path / "runs" / f"{budget:g}", both)
     write_comparison(tmp_path / "larger", runs(sizes=(2e6,), budgets=(1e14,)))
     return tmp_path
@@ -167,7 +180,7 @@ def test_the_command_fits_each_attention_and_holds_a_larger_run_against_its_law(
 
 def test_wrong_folders_and_runs_are_one_line(folder, tmp_path):
     write_comparison(tmp_path / "few", runs(budgets=(1e11,))[:4])
-    write_comparison(tmp_path / "other", runs(attention="linear", budgets=(1e14,)))
+    write_comparison(tmp_path / "other", runs(attention=section("linear"), budgets=(1e14,)))
     (tmp_path / "empty").mkdir()
     for flags, message in (
         ([f"--workdir={tmp_path / 'empty'}"], "--workdir: .*empty holds no comparison: neither it nor a folder in it"),
@@ -194,3 +207,20 @@ def test_runs_beside_comparisons_are_no_comparisons(folder):
     assert len(read(folder / "runs")) == 2 * len(BUDGETS) * len(SIZES)
     with pytest.raises(ValueError, match="holds no comparison: a single run"):
         read(alone)
+
+
+def test_what_differs_in_positions_or_a_hyperparameter_is_not_mixed(tmp_path, capsys):
+    four = [section("full"), section("full", "shaw"), section("window", left=32), section("window", left=8)]
+    laws = [dataclasses.replace(TRUE, floor=floor) for floor in (0.9, 1.1, 1.3, 1.5)]
+    write_comparison(
+        tmp_path / "runs", [o for one, law in zip(four, laws, strict=True) for o in runs(attention=one, law=law)]
+    )
+    command.command([f"--workdir={tmp_path / 'runs'}", "--samples=1"])
+    found = json.loads((tmp_path / "runs/scaling.json").read_text())
+    assert {name: round(own["law"]["floor"], 1) for name, own in found.items()} == {
+        "full": 0.9,
+        "full+shaw": 1.1,
+        "window (left=32)": 1.3,
+        "window (left=8)": 1.5,
+    }
+    assert all(own["runs"] == 21 for own in found.values())

@@ -41,7 +41,8 @@ def command(argv: Sequence[str]) -> None:
     parser.add_argument("--top_p", type=float, help="draws from the fewest that have this probability together")
     parser.add_argument("--num_beams", type=int, help="above 1: beam search (default 1, of a target as "
                         "the task says)")  # fmt: skip
-    parser.add_argument("--length_penalty", type=float, default=0.6, help="of beam search; 0: none (default 0.6)")
+    parser.add_argument("--length_penalty", type=float, help="of beam search; 0: none (default 0.6, of a target as "
+                        "the task says)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
     parser.add_argument("--stream", action="store_true", help="prints each token as it comes; of one prompt")
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best")
@@ -55,6 +56,8 @@ def command(argv: Sequence[str]) -> None:
     if args.num_beams is None:
         plain = args.stream or args.temperature > 0 or not targets
         args.num_beams = 1 if plain else run.config.task.get("num_beams", 1)
+    if args.length_penalty is None:
+        args.length_penalty = run.config.task.get("length_penalty", 0.6)
     options = {
         name: getattr(args, name)
         for name in ("max_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")

@@ -5,9 +5,10 @@
   done
   xformer scaling --workdir=runs/scaling --held_out=runs/scaling_larger --out=runs/scaling
 
-Prints for each attention op the law L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022) with 95 % bootstrap
-intervals, the best size at each budget, and what the law says of the held-out runs, which it was not fitted to. Writes
-scaling.json and scaling.png. Exit codes: 0 finished; 2 wrong arguments; 1 anything else.
+Prints for each attention the law L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022) with 95 % bootstrap
+intervals, the best size at each budget, and what the law says of the held-out runs, which it was not fitted to. Runs
+whose attention sections differ, in positions or any hyperparameter, have laws of their own. Writes scaling.json and
+scaling.png. Exit codes: 0 finished; 2 wrong arguments; 1 anything else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from xformer import scaling
 from xformer.commands import cli
 from xformer.report import formatting
 from xformer.scaling import figure, iso_flop
-from xformer.scaling.observations import Observation, by_attention
+from xformer.scaling.observations import Observation, by_attention, labels
 from xformer.scaling.study import Study, study
 from xformer.schema import ConfigError
 from xformer.train import workdir as folders
@@ -49,19 +50,21 @@ def command(argv: Sequence[str]) -> None:
     out = parser.folder("--out", args.out) if args.out is not None else workdir
     fitted = _read("--workdir", workdir)
     held_out = _read("--held_out", Path(args.held_out)) if args.held_out is not None else {}
-    if unknown := held_out.keys() - fitted.keys():
-        raise ConfigError(f"--held_out: got runs of {', '.join(sorted(unknown))}, takes those of {', '.join(fitted)}")
+    names = labels([*fitted, *(attention for attention in held_out if attention not in fitted)])
+    if unknown := [names[attention] for attention in held_out if attention not in fitted]:
+        known = ", ".join(names[attention] for attention in fitted)
+        raise ConfigError(f"--held_out: got runs of {', '.join(unknown)}, takes those of {known}")
     studies = []
     for attention, runs in fitted.items():
         try:
-            studies.append(study(attention, runs, held_out.get(attention, ()), samples=args.samples))
+            studies.append(study(names[attention], runs, held_out.get(attention, ()), samples=args.samples))
         except ValueError as error:
-            raise ConfigError(f"--workdir: {attention}: {error}") from error
+            raise ConfigError(f"--workdir: {names[attention]}: {error}") from error
         print(text(studies[-1]))
         print()
     out.mkdir(parents=True, exist_ok=True)
     folders.write_json(out / "scaling.json", {found.attention: found.as_json() for found in studies})
-    (out / "scaling.png").write_bytes(figure.draw(studies))
+    folders.write_bytes(out / "scaling.png", figure.draw(studies))
     print(f"written: {out / 'scaling.json'}, {out / 'scaling.png'}")
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer.nn import AttentionPooling, BidirectionalLSTM, TokenEmbedding, masked_mean
-from xformer.nn.check import check_rates, check_sizes
+from xformer.nn.check import check_dropout, check_rates, check_sizes, check_tokens
 
 Array = jax.Array
 
@@ -89,10 +89,8 @@ class BiLSTM(nnx.Module):
         Raises:
           ValueError: inputs of another rank or longer than `max_len`, or dropout without `rngs`.
         """
-        if inputs.ndim != 2 or inputs.shape[1] > self.max_len:
-            raise ValueError(f"inputs must be [batch, length] with length up to {self.max_len}, got {inputs.shape}")
-        if self.has_dropout and not deterministic and rngs is None:
-            raise ValueError("deterministic=False needs rngs with a stream 'dropout', got rngs=None")
+        check_tokens("inputs", inputs, self.max_len)
+        check_dropout(self.has_dropout, deterministic, rngs)
         drop: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
         x_BxTxW = self.dropout(self.embed(inputs), **drop)
         for layer in self.layers:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.nn import masked_mean
-from xformer.nn.check import check_rates, check_sizes
+from xformer.nn.check import check_rates, check_sizes, check_tokens
 from xformer.nn.feed_forward import ACTIVATIONS
 
 Array = jax.Array
@@ -103,8 +103,7 @@ class EncoderClassifier(Encoder):
 
     def _pool_chunks(self, inputs: Array, mask: Array | None, given: dict[str, Any], options: dict[str, Any]) -> Array:
         """One vector an example, `[batch, width]`, of chunks encoded as so many more examples."""
-        if inputs.ndim != 2 or inputs.shape[1] > self.longest:
-            raise ValueError(f"inputs must be [batch, length] with length up to {self.longest}, got {inputs.shape}")
+        check_tokens("inputs", inputs, self.longest)
         batch, length = inputs.shape
         mask = jnp.ones(inputs.shape, bool) if mask is None else mask > 0
         padding = ((0, 0), (0, -length % self.max_len))

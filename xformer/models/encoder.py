@@ -13,7 +13,7 @@ from xformer import layer_terms
 from xformer.attention import Attention, Shape, entries
 from xformer.checks import ArgumentError, check_integer
 from xformer.nn import Activation, EncoderBlock, NormType, TokenEmbedding, make_positions, masked_mean, stack
-from xformer.nn.check import check_heads, check_rates, check_sizes
+from xformer.nn.check import check_dropout, check_heads, check_rates, check_sizes, check_tokens
 from xformer.nn.context import Context
 from xformer.nn.norm import make_norm
 from xformer.nn.params import has_params
@@ -234,8 +234,7 @@ class Encoder(nnx.Module):
 
     def check_inputs(self, inputs: Array) -> None:
         """Raises ValueError for inputs of a shape that the model does not read."""
-        if inputs.ndim != 2 or inputs.shape[1] > self.max_len:
-            raise ValueError(f"inputs must be [batch, length] with length up to {self.max_len}, got {inputs.shape}")
+        check_tokens("inputs", inputs, self.max_len)
 
     def embed_tokens(self, inputs: Array) -> Array:
         """The vectors of token ids `[batch, length]`, without positions; a model with ids of its own overrides it."""
@@ -274,8 +273,7 @@ class Encoder(nnx.Module):
             model does not have.
         """
         self.check_inputs(inputs)
-        if self.has_dropout and not deterministic and rngs is None:
-            raise ValueError("deterministic=False needs rngs with a stream 'dropout', got rngs=None")
+        check_dropout(self.has_dropout, deterministic, rngs)
         if token_types is not None and self.token_types is None:
             raise ValueError("token_types must be None where num_token_types is 0, got an array")
         x_BxTxW = self.embed_tokens(inputs)

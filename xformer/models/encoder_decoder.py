@@ -14,7 +14,7 @@ from xformer.models.decoder import Caches
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.models.target_decoder import TargetDecoder
 from xformer.nn import Logits
-from xformer.nn.check import check_sizes
+from xformer.nn.check import check_segments, check_sizes
 from xformer.nn.context import Context, ContextKeys
 from xformer.nn.params import has_params
 
@@ -128,8 +128,7 @@ class EncoderDecoder(Encoder):
         Raises:
           ValueError: as `Encoder.encode`, or segments of one side only.
         """
-        if (segment_ids is None) != (decoder_segment_ids is None):
-            raise ValueError("segment_ids and decoder_segment_ids must be given together")
+        check_segments(segment_ids, decoder_segment_ids)
         given: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
         hidden = self.encode(inputs, mask, segment_ids=segment_ids, **given).astype(self.dtype)
         segments = None

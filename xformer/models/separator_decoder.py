@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from xformer.models.decoder import Caches, Decoder
 from xformer.models.encoder import EncoderOptions
 from xformer.nn import Logits
-from xformer.nn.check import check_sizes
+from xformer.nn.check import check_segments, check_sizes, check_tokens
 
 Array = jax.Array
 
@@ -77,14 +77,9 @@ class SeparatorDecoder(Decoder):
 
         Raises ValueError as `Encoder.encode` does, for sources or targets that are too long, or segments of one side.
         """
-        if (segment_ids is None) != (decoder_segment_ids is None):
-            raise ValueError("segment_ids and decoder_segment_ids must be given together")
-        for name, tokens, most in (
-            ("inputs", inputs, self.source_max_len),
-            ("decoder_inputs", decoder_inputs, self.target_max_len),
-        ):
-            if tokens.ndim != 2 or tokens.shape[1] > most:
-                raise ValueError(f"{name} must be [batch, length] with length up to {most}, got {tokens.shape}")
+        check_segments(segment_ids, decoder_segment_ids)
+        check_tokens("inputs", inputs, self.source_max_len)
+        check_tokens("decoder_inputs", decoder_inputs, self.target_max_len)
         real_BxT = [
             jnp.ones(tokens.shape, bool) if own is None else own > 0
             for tokens, own in ((inputs, mask), (decoder_inputs, decoder_mask))

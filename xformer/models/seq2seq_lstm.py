@@ -11,7 +11,7 @@ from flax.typing import Dtype
 
 from xformer.nn import BidirectionalLSTM, Logits, TokenEmbedding
 from xformer.nn.additive_attention import AdditiveAttention, Annotations
-from xformer.nn.check import check_rates, check_sizes
+from xformer.nn.check import check_dropout, check_rates, check_segments, check_sizes, check_tokens
 from xformer.nn.recurrent import begins
 
 Array = jax.Array
@@ -121,11 +121,9 @@ class Seq2SeqLSTM(nnx.Module):
         Raises:
           ValueError: inputs of another rank or too long, dropout without `rngs`, or segments of one side only.
         """
-        if (segment_ids is None) != (decoder_segment_ids is None):
-            raise ValueError("segment_ids and decoder_segment_ids must be given together")
-        if self.has_dropout and not deterministic and rngs is None:
-            raise ValueError("deterministic=False needs rngs with a stream 'dropout', got rngs=None")
-        _check("decoder_inputs", decoder_inputs, self.target_max_len)
+        check_segments(segment_ids, decoder_segment_ids)
+        check_dropout(self.has_dropout, deterministic, rngs)
+        check_tokens("decoder_inputs", decoder_inputs, self.target_max_len)
         drop: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
         backward, source = self._encode(inputs, mask, segment_ids, drop)
         by_token: dict[str, Array] = {}
@@ -171,7 +169,7 @@ class Seq2SeqLSTM(nnx.Module):
         self, inputs: Array, mask: Array | None, segment_ids: Array | None, drop: dict[str, Any]
     ) -> tuple[Array, Source]:
         """(what the last layer read backwards, `[batch, length, hidden_dim]`; what the decoder reads)."""
-        _check("inputs", inputs, self.max_len)
+        check_tokens("inputs", inputs, self.max_len)
         x_BxTxW = self.dropout(self.embed(inputs), **drop)
         for layer in self.layers:
             x_BxTxW, (_, (_, first_BxH)) = layer(x_BxTxW, mask, segment_ids)
@@ -225,8 +223,3 @@ def _choose(where: Array, chosen: State, other: State) -> State:
     """The one state of some rows and the other of the rest; where: bool `[batch]`."""
     pick = lambda x, y: jnp.where(where.reshape(-1, *[1] * (x.ndim - 1)), x, y)
     return State(*map(pick, chosen, other))
-
-
-def _check(name: str, tokens: Array, longest: int) -> None:
-    if tokens.ndim != 2 or tokens.shape[1] > longest:
-        raise ValueError(f"{name} must be [batch, length] with length up to {longest}, got {tokens.shape}")

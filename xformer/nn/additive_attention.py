@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Dtype
 
+from xformer.nn.pooling import masked_softmax
+
 Array = jax.Array
 
 
@@ -76,6 +78,5 @@ class AdditiveAttention(nnx.Module):
         real_SxKxJ = jnp.broadcast_to(source.mask[:, None], scores_SxKxJ.shape)
         if allowed is not None:
             real_SxKxJ &= allowed.reshape(sources, -1, length)
-        scores_SxKxJ = jnp.where(real_SxKxJ, scores_SxKxJ, jnp.finfo(jnp.float32).min)
-        weights_SxKxJ = jnp.where(real_SxKxJ, jax.nn.softmax(scores_SxKxJ), 0).astype(source.hidden.dtype)
+        weights_SxKxJ = masked_softmax(scores_SxKxJ, real_SxKxJ).astype(source.hidden.dtype)
         return jnp.einsum("skj,sjd->skd", weights_SxKxJ, source.hidden).reshape(len(state), -1)

@@ -1,6 +1,8 @@
-"""Checks of constructor arguments that several layers share. All raise ValueError with one line."""
+"""Checks of arguments that several layers and models share. All raise ValueError with one line."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from xformer.checks import check_integer
 
@@ -30,3 +32,21 @@ def check_heads(width: int, num_heads: int, num_kv_heads: int | None, head_dim: 
     if num_kv_heads is not None and num_heads % num_kv_heads:
         raise ValueError(f"num_kv_heads must divide num_heads, got num_kv_heads={num_kv_heads} and {num_heads} heads")
     return head_dim or width // num_heads
+
+
+def check_tokens(name: str, tokens: Any, longest: int) -> None:
+    """An array of token ids is `[batch, length]`, and no longer than a model reads."""
+    if tokens.ndim != 2 or tokens.shape[1] > longest:
+        raise ValueError(f"{name} must be [batch, length] with length up to {longest}, got {tokens.shape}")
+
+
+def check_dropout(has_dropout: bool, deterministic: bool, rngs: Any) -> None:
+    """A model that drops something is given what draws it."""
+    if has_dropout and not deterministic and rngs is None:
+        raise ValueError("deterministic=False needs rngs with a stream 'dropout', got rngs=None")
+
+
+def check_segments(segment_ids: Any, decoder_segment_ids: Any) -> None:
+    """Segments are given of sources and targets, or of neither."""
+    if (segment_ids is None) != (decoder_segment_ids is None):
+        raise ValueError("segment_ids and decoder_segment_ids must be given together")

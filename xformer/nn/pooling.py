@@ -28,6 +28,11 @@ def at_places(x: Array, places: Array | None) -> Array:
     return x if places is None else jnp.take_along_axis(x, places[..., None], axis=1)
 
 
+def masked_softmax(scores: Array, real: Array) -> Array:
+    """The softmax of float32 scores `[..., length]` over those that are real; 0 at the others, and where none is."""
+    return jnp.where(real, jax.nn.softmax(jnp.where(real, scores, jnp.finfo(jnp.float32).min)), 0)
+
+
 class AttentionPooling(nnx.Module):
     """A mean of the real tokens, weighted by a trained query: Yang et al. 2016, equations 5 to 7.
 
@@ -44,10 +49,7 @@ class AttentionPooling(nnx.Module):
     def weights(self, x: Array, mask: Array | None) -> Array:
         """What each token counts, float32 `[batch, length]`: sums to 1 over real tokens, all 0 where there is none."""
         scores_BxT = self.query(jnp.tanh(self.hidden(x)))[..., 0]
-        if mask is None:
-            return jax.nn.softmax(scores_BxT)
-        scores_BxT = jnp.where(mask > 0, scores_BxT, jnp.finfo(jnp.float32).min)
-        return jnp.where(mask > 0, jax.nn.softmax(scores_BxT), 0)
+        return jax.nn.softmax(scores_BxT) if mask is None else masked_softmax(scores_BxT, mask > 0)
 
     def __call__(self, x: Array, mask: Array | None) -> Array:
         """`[batch, length, width]` to float32 `[batch, width]`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xformer.report import results
 from xformer.train import workdir as folders
@@ -18,7 +19,7 @@ class Observation(NamedTuple):
     """A finished run.
 
     Attributes:
-      attention: the name of its attention op.
+      attention: the attention section of its config as JSON, its keys in order: what runs are told apart by.
       params: its parameters, embeddings included.
       tokens: the tokens that it was trained on, padding left out; repeated ones count each time.
       flops: the FLOPs of its training.
@@ -70,7 +71,7 @@ def _of_comparison(workdir: Path) -> list[Observation]:
             continue
         number = lambda key, result=run.result: results.number(result, key)
         observation = Observation(
-            attention=str(run.result.get("attention", "")),
+            attention=_as_text(run.config.get("attention") or {"name": run.result.get("attention")}),
             params=number("num_params"),
             tokens=number("tokens_per_step") * number("last_step"),
             flops=number("train_flops"),
@@ -85,8 +86,36 @@ def _of_comparison(workdir: Path) -> list[Observation]:
 
 
 def by_attention(observations: Sequence[Observation]) -> dict[str, list[Observation]]:
-    """The observations of each attention op, in the order in which they come."""
+    """The observations of each attention, hyperparameters and positions regarded, in the order in which they come."""
     found: dict[str, list[Observation]] = {}
     for observation in observations:
         found.setdefault(observation.attention, []).append(observation)
+    return found
+
+
+def labels(attentions: Sequence[str]) -> dict[str, str]:
+    """What each is called: its op, `op+position`, and where two would be called so what they have of their own."""
+    flat = {text: dict(_flat(json.loads(text))) for text in attentions}
+    short = {text: "+".join(own[key] for key in NAMES if own.get(key, "none") != "none") for text, own in flat.items()}
+    found = {}
+    for text, own in flat.items():
+        alike = [flat[other] for other in attentions if short[other] == short[text]]
+        odd = [key for key in own if any(other.get(key) != own[key] for other in alike)]
+        found[text] = short[text] + (f" ({', '.join(f'{key}={own[key]}' for key in odd)})" if odd else "")
+    return found
+
+
+NAMES = ("name", "position.name")
+
+
+def _as_text(section: Mapping[str, Any]) -> str:
+    return json.dumps(section, sort_keys=True)
+
+
+def _flat(section: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
+    """Dotted keys and what stands there, spelt."""
+    found: list[tuple[str, str]] = []
+    for key, value in section.items():
+        inner = isinstance(value, dict)
+        found += _flat(value, f"{path}{key}.") if inner else [(f"{path}{key}", str(value))]
     return found

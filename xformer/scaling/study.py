@@ -22,7 +22,7 @@ class Study:
     """What was found for one attention op.
 
     Attributes:
-      attention: its name. observations: the runs that the law was fitted to; held_out: those that it was not.
+      attention: what it is called. observations: the runs that the law was fitted to; held_out: those that it was not.
       law: the one that fits; draws: those of the bootstrap.
       curves: by budget of training FLOPs; None where there are too few sizes.
       flops_per_product: training FLOPs of a run over its parameters times its tokens, the median of the runs (6 where
