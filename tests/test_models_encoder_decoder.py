@@ -24,6 +24,7 @@ from xformer.attention import (
 from xformer.checks import ArgumentError
 from xformer.generate import generate, stream
 from xformer.models import MODELS
+from xformer.tree_paths import path_name
 
 SOURCE_LEN, TARGET_LEN, VOCAB = 12, 9, 11
 random = np.random.default_rng(0)
@@ -86,6 +87,17 @@ def test_padding_and_the_future_change_nothing():
     np.testing.assert_array_equal(run(model, targets=changed)[:, :5], whole[:, :5])
     shorter = run(model, SOURCES[1:2, :5], MASK[1:2, :5], TARGETS[1:2], TARGET_MASK[1:2])
     np.testing.assert_allclose(shorter[TARGET_MASK[1:2]], whole[1:2][TARGET_MASK[1:2]], rtol=1e-5, atol=1e-6)
+
+
+def test_its_encoder_is_called_as_any_other():
+    """So that `train.init_from` finds the parameters of a pretrained one."""
+    shapes = lambda model: {
+        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
+    }
+    sizes = {"attention": Full(), "num_layers": 2, "width": 16, "num_heads": 2, "mlp_dim": 24}
+    alone = shapes(MODELS["classifier"](VOCAB, 3, SOURCE_LEN, **sizes, rngs=nnx.Rngs(0)))
+    trunk = {name: shape for name, shape in alone.items() if name.startswith(("blocks/", "final_norm/", "embed/"))}
+    assert len(trunk) > 20 and trunk.items() <= shapes(make(num_layers=2)).items()
 
 
 def test_a_target_reads_its_own_source_alone():

@@ -63,7 +63,7 @@ def view(images: Array, words: Array, *, flip: bool, crop: int) -> Array:
     """The views of images float `[batch, height, width, channels]` that `words`, uint32 `[batch, 2]`, draw.
 
     Args:
-      flip: every other one, on average, is its mirror image.
+      flip: each is its mirror image with probability 0.5.
       crop: each is moved by up to so many pixels, as a crop of the image with its edges mirrored (He et al. 2016,
         section 4.2, with zeros).
     """

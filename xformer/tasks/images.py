@@ -53,9 +53,9 @@ class ImageClasses(Task):
     size: side in pixels that images are scaled to, those of a folder cut to a square first; None: as they are, those of
     a folder 64.
 
-    flip: every other training image is mirrored, left to right. crop: training images are moved by up to so many
-    pixels. mixup: alpha of the mixtures of two training images each (Zhang et al. 2018); 0: none, and `accuracy` in
-    training counts the first of the two.
+    flip: a training image is mirrored, left to right, with probability 0.5. crop: training images are moved by up to so
+    many pixels. mixup: alpha of the mixtures of two training images each (Zhang et al. 2018); 0: none, and `accuracy`
+    in training counts the first of the two.
     """
 
     name: ClassVar[str] = "images"
