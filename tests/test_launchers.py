@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -252,6 +253,22 @@ def test_no_more_run_at_once_than_memory_and_cores_allow(room, at_once, train, t
     else:
         assert launcher.start(runs[2], jobs[2], alone=True) is not None, "nothing else is going on"
         assert launcher.start(runs[3], jobs[3]) is None
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: nothing to share out")
+def test_a_worker_hears_a_signal_from_its_first_moment(train, tmp_path, monkeypatch):
+    """A worker that dies before it listens would be called lost, as if it had been killed with something to save."""
+    monkeypatch.setattr(memory_plan, "of_run", lambda run, data_dir: 20)
+    launcher = local.Local(1, tmp_path / "jobs")
+    loaded = comparisons.load_comparison(str(tmp_path / "config.py"))
+    run = comparison_plan.plan({"": loaded}, tmp_path / "work")[0]
+    launcher.plan([run], None)
+    handle = launcher.start(run, describe(run, tmp_path, None, {}, False))
+    launcher.stop([handle])
+    assert handle.process.returncode == cli.RESUMABLE, handle.log.read_text()
+    assert launcher.poll(handle)["outcome"] == INTERRUPTED
+    assert "came before anything was begun" in handle.log.read_text()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "this process hears signals as before"
 
 
 def test_what_this_process_has_taken_begins_with_itself():

@@ -18,6 +18,8 @@ def run(name: str) -> NoReturn:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores SIGINT
             signal.signal(number, _nothing_begun)
+    if hasattr(signal, "pthread_sigmask"):  # whoever started this may have had them wait until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     # `"package.module:Class"` in a config may name a module of the working directory. `python -m` finds those first; a
     # console command would not find them at all. Last, so that nothing there stands in for an installed package.
     if os.getcwd() not in map(os.path.abspath, sys.path):

@@ -18,10 +18,10 @@ from typing import Any
 import jax
 
 from xformer.bench import memory
-from xformer.commands import cli, memory_plan
+from xformer.commands import cli, memory_plan, start
 from xformer.commands.comparison_plan import Planned
 from xformer.commands.launchers.interface import SAVING, failed, lost
-from xformer.commands.worker import Job
+from xformer.commands.worker import INTERRUPTED, Job
 from xformer.schema import ConfigError
 from xformer.train import workdir as folders
 
@@ -101,15 +101,20 @@ class Local:
         files["outcome"].unlink(missing_ok=True)
         folders.write_json(files["json"], dataclasses.asdict(job))
         cores = self.cores[slot]
-        with files["log"].open("a") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", START, str(files["json"]), str(files["outcome"]), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {name: str(len(cores)) for name in THREADS},
-                start_new_session=True,  # Ctrl-C in the terminal is for the parent, which asks its workers to save
-            )
+        # A worker can be told to end from its first moment: what comes before it listens waits. See `start.run`.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, start.SIGNALS)
+        try:
+            with files["log"].open("a") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", START, str(files["json"]), str(files["outcome"]), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | {name: str(len(cores)) for name in THREADS},
+                    start_new_session=True,  # Ctrl-C in the terminal is for the parent, which asks its workers to save
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         with contextlib.suppress(ProcessLookupError):  # it has ended already
             os.sched_setaffinity(process.pid, cores)
         worker = Worker(process, slot, needed, files["outcome"], files["log"])
@@ -130,6 +135,8 @@ class Local:
         last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
         if code < 0:
             return lost(f"its worker was ended by {signal.Signals(-code).name}; log: {handle.log}")
+        if code == start.RESUMABLE:
+            return {"outcome": INTERRUPTED, "message": "its worker was told to end before it had begun"}
         return failed(f"its worker ended with exit code {code}: {last.removeprefix('error: ')}; log: {handle.log}")
 
     def stop(self, handles: Sequence[Worker]) -> None:
