@@ -13,6 +13,7 @@ from flax import nnx
 from train_fake import SIZES, FakeData, FakeTask, TinyModel, compile_cache, make_trainer, rows  # noqa: F401
 
 from xformer.train import Diverged, Interrupted, WorkdirMismatch, restore_model
+from xformer.train.engine import Engine
 from xformer.train.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
@@ -50,6 +51,21 @@ def test_result(finished):
 def test_flops_are_those_of_the_matrix_products(finished):
     # Forward 2 per multiply-add; backward twice that. Tokens through two square layers, pooled rows through the last.
     assert finished[1]["flops_per_step"] == 3 * 2 * (8 * 6 * (2 * 8 * 8) + 8 * 8 * 2)
+
+
+def test_two_steps_are_always_under_way(tmp_path, monkeypatch):
+    """Reports are fetched two steps later, so that a device never waits for the process; at log points too."""
+    dispatched, fetched, step, get = [], [], Engine.step, jax.device_get
+
+    def fetch(tree):
+        if isinstance(tree, dict) and "health" in tree:  # of a training step
+            fetched.append(len(dispatched))
+        return get(tree)
+
+    monkeypatch.setattr(Engine, "step", lambda *given: dispatched.append(1) or step(*given))
+    monkeypatch.setattr(jax, "device_get", fetch)
+    make_trainer(tmp_path, num_steps=9, log_every=2, eval_every=9, checkpoint_every=9).fit()
+    assert fetched == [3, 4, 5, 6, 7, 8, 9, 9, 9]
 
 
 def test_rows(finished):

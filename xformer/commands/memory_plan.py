@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,14 +16,11 @@ from xformer.config import build
 from xformer.live_memory import live_bytes
 from xformer.report import results
 from xformer.train import step as steps
+from xformer.train.memory import available as available
 
 # What XLA plans for a CPU over what is alive in the jaxpr: 1.5 to 2.5 times, in the steps of six variants of the demo
 # and of three on kernel documents (jaxlib 0.10.2).
 COPIES = 2.5
-CGROUPS = (  # (limit, use) of this process's control group, version 2 and version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 
 
 def of_run(run: Planned, data_dir: str | None) -> int:
@@ -49,23 +45,3 @@ def of_config(config: ConfigDict, data_dir: str | None) -> int:
     scalar: Callable[[Any], Any] = lambda dtype: jax.ShapeDtypeStruct((), dtype)
     state = steps.TrainState(scalar(jnp.int32), params, rest, jax.eval_shape(experiment.optimizer.init, params))
     return int(COPIES * live_bytes(step, state, dict(batch), scalar(jnp.uint32)))
-
-
-def available() -> int | None:
-    """Bytes of main memory that new processes may take, this process's control group regarded; None if unknown."""
-    found = []
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    for limit, used in CGROUPS:
-        texts = _read(limit).strip(), _read(used).strip()
-        if all(text.isdigit() for text in texts):
-            found.append(int(texts[0]) - int(texts[1]))
-    return min(found, default=None)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

@@ -66,6 +66,8 @@ class Data(Protocol):
 class Compiled:
     """A jitted or pmapped step, compiled at the first call; another batch shape compiles again and is reported.
 
+    What the compiler planned is held against the memory that there is before anything runs, see `memory.check`.
+
     Attributes:
       seconds: time spent compiling.
       peak_bytes: memory that one device needs to run it, as planned by the compiler; None if that is unknown.
@@ -86,19 +88,13 @@ class Compiled:
             start = time.perf_counter()
             compiled = self._function.lower(state, batch, *rest).compile()
             self.seconds += time.perf_counter() - start
-            self.peak_bytes = self.peak_bytes or planned_bytes(compiled)
+            plan = memory.Plan.of(compiled)
+            if plan is not None:
+                self.peak_bytes = self.peak_bytes or plan.total
+                memory.check(self._name, plan)
             self._by_shape[shape] = compiled
             memory.release()
         return self._by_shape[shape](state, batch, *rest)
-
-
-def planned_bytes(compiled: Any) -> int | None:
-    """Arguments, results and temporaries of a compiled function on one device, in bytes."""
-    plan = compiled.memory_analysis()
-    if plan is None:
-        return None
-    sizes = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    return int(sizes - plan.alias_size_in_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
