@@ -93,9 +93,18 @@ def case(op: Any, length: int, backward: bool) -> Case:
     return Case(op, Shape(1, length, length, 8, 64), backward=backward)
 
 
+def beside(ours: str, peer: str, batch: int, length: int, limit: float, most: float | None = None) -> Steps:
+    """Steps of a contender and its peer; `most` bytes of memory for ours."""
+    first, other = f"xformer {ours}", f"Hugging Face {peer}"
+    targets = [Target("seconds", first, other, limit)]
+    if most is not None:
+        targets.append(Target("peak_bytes", first, None, most))
+    return Steps({name: (name, batch, length) for name in (first, other)}, targets)
+
+
 FULL = Full()
 BIGBIRD = BigBird(block_size=64, num_random_blocks=3, num_window_blocks=3, num_global_blocks=2)
-GB = 1e9
+GB, GIB = 1e9, 2**30
 LRA = "Long Range Arena"  # its code is not ours to ship; see --extra
 ROWS: dict[str, Calls | Steps] = {
     "full_forward": Calls(
@@ -149,6 +158,20 @@ ROWS: dict[str, Calls | Steps] = {
     "train_short": Steps(
         {name: (name, 4, 1024) for name in ("xformer bigbird", "xformer full", "Hugging Face BigBird")},
         [Target("seconds", "xformer bigbird", "xformer full", 1.0)],
+    ),
+    "train_longformer": beside("longformer", "Longformer", 1, 4096, 0.4, 1.3 * GIB),
+    "train_nystrom": beside("nystrom", "Nystromformer", 1, 4096, 0.9, 1.2 * GIB),
+    "train_reformer": beside("reformer", "Reformer", 1, 4096, 0.8),
+    "train_decoder": beside("decoder", "GPT-2", 1, 4096, 0.8, 1.3 * GIB),
+    "train_decoder_short": beside("decoder", "GPT-2", 4, 1024, 0.9),
+    "train_translation": beside("translation", "Marian", 32, 64, 0.8),
+    "train_vision": beside("vision", "ViT", 16, 64, 0.8),  # images of 64 x 64
+    "train_linear": Steps(
+        {f"xformer {name}": (f"xformer {name}", 1, 4096) for name in ("linear", "performer", "full")},
+        [
+            Target("seconds", "xformer linear", "xformer full", 0.52),
+            Target("seconds", "xformer performer", "xformer full", 0.65),
+        ],
     ),
     "bigbird_65536": Calls(
         [("xformer", case(BIGBIRD, 65536, True))],

@@ -15,113 +15,38 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-LAYERS, WIDTH, HEADS, MLP_DIM, BLOCK, VOCAB, CLASSES = 4, 512, 8, 1024, 64, 256, 10
-LEARNING_RATE = 1e-5  # so small that the loss stays away from zero, and gradients from numbers that CPUs are slow at
-
 COMMAND = (sys.executable, "-m", "benchmarks.train_steps")
 
 
-def xformer_step(name: str, batch: int, length: int) -> Callable[[], float]:
-    """A step of xformer's encoder with Optax's Adam; returns the loss."""
-    import jax
-
-    from xformer.train import memory
-
-    run, state, *rest = compiled_step(name, batch, length)
-    memory.release()  # as the trainer does, which keeps the trace for batches of other shapes
-
-    def take() -> float:
-        *state[:], value = run(*state, *rest)
-        jax.block_until_ready(state)
-        return float(value)
-
-    return take
+# Of ours and of the peers: the functions of `our_steps` and `peer_steps` that make them, imported in their process.
+OURS = {"decoder": "decoder", "vision": "vision", "translation": "encoder_decoder"}
+PEERS = {"GPT-2": "gpt2", "ViT": "vit", "Marian": "marian"}
+ENCODERS = {"BERT": "bert", "BigBird": "big_bird", "Longformer": "longformer", "Nystromformer": "nystromformer",
+            "Reformer": "reformer"}  # fmt: skip
 
 
-def compiled_step(name: str, batch: int, length: int) -> tuple[Any, list[Any], Any, np.ndarray, np.ndarray]:
-    """`step(*state, rest, inputs, labels)`, compiled, and its arguments."""
-    import jax
-    import optax
-    from flax import nnx
+def step_of(contender: str, batch: int, length: int) -> Callable[[], float]:
+    """What takes a training step of "xformer NAME", an attention or a key of `OURS`, or of "Hugging Face NAME".
 
-    from xformer.attention import ATTENTIONS
-    from xformer.models import EncoderClassifier
+    `length` is in tokens, or the side of an image in pixels. The step returns its loss.
+    """
+    if contender.startswith("xformer "):
+        from benchmarks import our_steps
 
-    model = EncoderClassifier(
-        VOCAB, CLASSES, length, attention=ATTENTIONS[name](), num_layers=LAYERS, width=WIDTH, num_heads=HEADS,
-        mlp_dim=MLP_DIM, rngs=nnx.Rngs(0),
-    )  # fmt: skip
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-    optimizer = optax.adam(LEARNING_RATE)
-    state = [params, jax.jit(optimizer.init)(params)]
-    del model, params
+        name = contender.removeprefix("xformer ")
+        make = getattr(our_steps, OURS[name]) if name in OURS else our_steps.encoder(name)
+        return our_steps.take(make(batch, length))
+    from benchmarks import peer_steps
 
-    def loss(params: Any, rest: Any, inputs: Any, labels: Any) -> Any:
-        logits = nnx.merge(graph, params, rest)(inputs, deterministic=False)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    def step(params: Any, moments: Any, rest: Any, inputs: Any, labels: Any) -> Any:
-        value, gradient = jax.value_and_grad(loss)(params, rest, inputs, labels)
-        updates, moments = optimizer.update(gradient, moments, params)
-        return optax.apply_updates(params, updates), moments, value
-
-    inputs, labels = data(batch, length)
-    run = jax.jit(step, donate_argnums=(0, 1)).lower(*state, rest, inputs, labels).compile()
-    return run, state, rest, inputs, labels
-
-
-def hugging_face_step(name: str, batch: int, length: int) -> Callable[[], float]:
-    """A step of a Transformers model of the same sizes, mean-pooled likewise, with PyTorch's Adam; the loss."""
-    import torch
-    from transformers import BertConfig, BertModel, BigBirdConfig, BigBirdModel
-
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "intermediate_size": MLP_DIM, "max_position_embeddings": length, "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    if name == "full":
-        body: Any = BertModel(BertConfig(**sizes, attn_implementation="sdpa"), add_pooling_layer=False)
-    else:
-        config = BigBirdConfig(**sizes, attention_type="block_sparse", block_size=BLOCK, num_random_blocks=3)
-        body = BigBirdModel(config, add_pooling_layer=False)
-    head = torch.nn.Linear(WIDTH, CLASSES)
-    body.train()
-    optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=LEARNING_RATE)
-    inputs, labels = (torch.tensor(x, dtype=torch.long) for x in data(batch, length))
-
-    def take() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        logits = head(body(input_ids=inputs).last_hidden_state.mean(1))
-        loss = torch.nn.functional.cross_entropy(logits, labels)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return take
-
-
-def data(batch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (none is Transformers' padding id 0) and labels."""
-    rng = np.random.default_rng(0)
-    return rng.integers(1, VOCAB, (batch, length), np.int32), rng.integers(0, CLASSES, batch, np.int32)
-
-
-CONTENDERS: dict[str, tuple[Callable[[str, int, int], Callable[[], float]], str]] = {
-    "xformer full": (xformer_step, "full"),
-    "xformer bigbird": (xformer_step, "bigbird"),
-    "Hugging Face BERT": (hugging_face_step, "full"),
-    "Hugging Face BigBird": (hugging_face_step, "bigbird"),
-}
+    name = contender.removeprefix("Hugging Face ")
+    body = ENCODERS.get(name)
+    there = getattr(peer_steps, PEERS[name]) if body is None else peer_steps.classifier(getattr(peer_steps, body))
+    return peer_steps.take(there(batch, length))
 
 
 def serve(contender: str, batch: int, length: int) -> None:
     """Takes a step for each line on stdin and answers with its seconds, its loss and the process's peak memory."""
-    make, name = CONTENDERS[contender]
-    step = make(name, batch, length)
+    step = step_of(contender, batch, length)
     for _ in sys.stdin:
         started = time.perf_counter()
         loss = step()

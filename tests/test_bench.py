@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import decoding, step, targets, train_steps
+from benchmarks import decoding, step, step_sizes, targets, train_steps
 from xformer import cost
 from xformer.attention import ATTENTIONS, ALiBi, BigBird, Full, Linformer, Shape, Window
 from xformer.bench import benchmark, inputs, jax_contenders, machine, memory, peers, timing
@@ -239,11 +239,13 @@ def test_training_steps_are_taken_by_processes_in_turn(tmp_path, monkeypatch):
         train_steps.side_by_side({"x": ("a", 5, log)}, steps=1)
 
 
-def test_a_process_answers_every_line_with_a_training_step(monkeypatch, capsys):
-    for name, size in (("LAYERS", 1), ("WIDTH", 16), ("HEADS", 2), ("MLP_DIM", 16), ("LEARNING_RATE", 1e-2)):
-        monkeypatch.setattr(train_steps, name, size)
+@pytest.mark.parametrize("name", ["full", *train_steps.OURS])
+def test_a_process_answers_every_line_with_a_training_step(name, monkeypatch, capsys):
+    for constant, size in (("LAYERS", 1), ("WIDTH", 16), ("HEADS", 2), ("MLP_DIM", 16), ("LEARNING_RATE", 1e-2)):
+        monkeypatch.setattr(step_sizes, constant, size)
+    monkeypatch.setattr("benchmarks.translation.SIZES", step_sizes.layers())
     monkeypatch.setattr("sys.stdin", io.StringIO("step\nstep\nstep\n"))
-    train_steps.serve("xformer full", 2, 16)
+    train_steps.serve(f"xformer {name}", 2, 16)
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     first, _, last = (answer["loss"] for answer in answers)
     assert last < first  # the same batch, learnt
