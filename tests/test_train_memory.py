@@ -1,5 +1,9 @@
 """The memory that a step needs is held against what there is before the step runs."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -53,3 +57,32 @@ def test_a_cpu_that_is_short_of_memory_is_a_warning(free, monkeypatch, caplog):
     memory.check("evaluation step", memory.Plan(5 * GIB, GIB // 4))
     assert ("needs 0.5 GiB of this machine, which has 0.25 GiB left" in caplog.text) == (free == GIB // 4)
     assert ("train.eval_batch_size" in caplog.text) == (free == GIB // 4)
+
+
+KEEPS = """
+import numpy as np
+from xformer.commands import start
+print(start.keep_freed_memory())
+from xformer.train import memory
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+before = resident()
+block = np.ones(2**25)
+del block
+print(resident() - before)
+memory.release()
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the GNU C library's settings")
+@pytest.mark.parametrize("own", [{}, {"MALLOC_ARENA_MAX": "2"}])
+def test_freed_memory_is_kept_for_the_next_step(own):
+    """Else the system maps and zeroes every page of a step again; what the environment says of it comes first."""
+    env = {name: x for name, x in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
+    out = subprocess.run(
+        [sys.executable, "-c", KEEPS], env=env | own, capture_output=True, text=True, check=True
+    ).stdout
+    does, kept, after = out.split()
+    assert does == str(not own)
+    assert (int(kept) > 250) == (not own), "a block of 256 MiB"
+    assert int(after) < 50, "what is kept can still be given back"
