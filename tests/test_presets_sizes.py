@@ -92,6 +92,20 @@ def test_inspect_says_flops_of_a_token_and_memory_by_mesh(capsys):
     assert numbers == pytest.approx([4 * each, each, 2 * each, each], abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("translation.py:full", lambda task, model: [task.max_len, task.longest_target]),
+        ("retrieval.py:full", lambda task, model: [task.max_len] * 2),
+        ("images.py:full", lambda task, model: [(28 // model.patch_size) ** 2]),
+    ],
+)
+def test_tokens_are_those_of_all_inputs_and_patches_of_images(spec, expected):
+    built = experiment.build(load(spec))
+    found = inspect.tokens_by_input(built, built.task.sizes(), built.task.example_batch(2))
+    assert found == expected(built.task, built.config.model)
+
+
 @pytest.mark.parametrize("text", ["fsdp", "{'fsdp': 0}", "{'rows': 2}", "{'fsdp': True}", "[8]"])
 def test_a_wrong_mesh_is_refused(text, capsys):
     argv = [f"--config={CONFIGS}/transformer.py:base", f"--mesh={text}"]

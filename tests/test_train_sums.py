@@ -134,3 +134,15 @@ def test_all_masks_are_counted():
 
     batch = {"a": jnp.array([[1, 0], [1, 1]]), "b": jnp.array([[1, 1, 1], [1, 0, 0]]), "weights": jnp.array([1.0, 0.0])}
     assert {name: int(number) for name, number in count(Pairs(), batch).items()} == {"examples": 1, "tokens": 4}
+
+
+def test_tokens_of_images_are_the_patches_that_a_model_reads_or_the_pixels():
+    class Images:
+        def inputs(self, batch):
+            return {"images": batch["images"]}
+
+    class Patches:
+        tokens_per_example = 4
+
+    batch = {"images": jnp.zeros((3, 6, 6, 3)), "weights": jnp.array([1.0, 1.0, 0.0])}
+    assert [int(count(Images(), batch, model)["tokens"]) for model in (Patches(), None)] == [2 * 4, 2 * 36]

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from xformer import cost, critical_path, tasks
@@ -76,10 +77,12 @@ def command(argv: Sequence[str]) -> None:
     sizes, source = data_sizes(experiment, args.data_dir)
     batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing(experiment, args.data_dir))
     print(f"{experiment.name}: {experiment.attention or 'no attention'}")
-    print(f"batch {experiment.train.batch_size} x {sizes['max_len']} tokens, computing in {experiment.train.dtype}")
+    tokens = tokens_by_input(experiment, sizes, batch)
+    spelt = " + ".join(map(str, tokens))
+    print(f"batch {experiment.train.batch_size} x {spelt} tokens, computing in {experiment.train.dtype}")
     print(f"{sizes['vocab_size']} token ids, {sizes['num_classes']} classes ({source})")
     if sizes.assumed:
-        print(f"Parameters and FLOPs hold for these assumed sizes and inputs of {sizes['max_len']} tokens. "
+        print(f"Parameters and FLOPs hold for these assumed sizes and inputs of {spelt} tokens. "
               "Training prepares the data; then its own sizes are shown.")  # fmt: skip
     print()
     forward, training, state = training_cost(experiment, sizes, batch)
@@ -88,7 +91,8 @@ def command(argv: Sequence[str]) -> None:
         rows.append(scanned(experiment, rows, forward, state.params))
     print(table(rows))
     print()
-    print(totals(experiment, sizes, forward, training, state, sequential_products(experiment, sizes, batch)))
+    chain = sequential_products(experiment, sizes, batch)
+    print(totals(experiment, sizes, forward, training, state, chain, sum(tokens)))
     if meshes:
         print()
         print(memory_by_mesh.table(state, meshes))
@@ -111,6 +115,15 @@ def preprocessing(experiment: Experiment, data_dir: str | None) -> tasks.Preproc
         return experiment.task.open(data_dir).preprocess
     except tasks.DataMissing:
         return None
+
+
+def tokens_by_input(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]) -> list[int]:
+    """The places for tokens of an example, by input: two of a pair, source and target; what results count as tokens."""
+
+    def masks(batch: Mapping[str, Any]) -> list[jax.Array]:
+        return steps.token_masks(experiment.task.inputs(batch), experiment.model_fn(**sizes)(nnx.Rngs(0)))
+
+    return [int(np.prod(mask.shape[1:])) for mask in nnx.eval_shape(masks, dict(batch))]
 
 
 def layers(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any], depth: int) -> list[Layer]:
@@ -213,12 +226,13 @@ def totals(
     training: cost.Cost,
     state: steps.TrainState,
     chain: int,
+    tokens: int,
 ) -> str:
     """Parameters and FLOPs of the whole model, of a token, of a training step and of the whole training.
 
-    chain: matrix products of a forward pass that must wait for one another.
+    chain: matrix products of a forward pass that must wait for one another. tokens: of an example, all inputs together.
     """
-    num_steps, places = experiment.train.num_steps, experiment.train.batch_size * sizes["max_len"]
+    num_steps, places = experiment.train.num_steps, experiment.train.batch_size * tokens
     whole = training.scale(num_steps)
     return "\n".join(
         [

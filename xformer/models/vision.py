@@ -66,6 +66,7 @@ class VisionTransformer(EncoderClassifier):
         self.columns, self.num_prefix_tokens = image_width // patch_size, int(pooling == "cls")
         _check_grid(options["attention"], self.columns, self.num_prefix_tokens)
         num_patches = (image_height // patch_size) * self.columns
+        self.tokens_per_example = num_patches  # what a result counts as tokens; a class token is none of the image's
         super().__init__(
             patch_size**2 * num_channels,
             num_classes,

@@ -21,7 +21,7 @@ class Position:
 
     Attributes:
       step: optimizer steps done.
-      examples, tokens: seen in training so far, fillers not counted.
+      examples, tokens: seen in training so far, fillers not counted; see `token_masks` for what counts as a token.
       seconds: spent training so far: no compilation, evaluation or saving.
       waited: seconds of those in which the loop waited for data.
       step_seconds: the last steps' times, each process's first step left out.

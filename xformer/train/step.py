@@ -125,10 +125,14 @@ def train_step(
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
             metrics, terms = with_layers(task.metrics(outputs, batch), layer_terms.taken(model))
             sums = reduce(metrics)
-            return sums["loss"][0] + sum(sums[name][0] for name in terms), (sums, split(model)[2])
+            return sums["loss"][0] + sum(sums[name][0] for name in terms), (
+                sums,
+                count(task, batch, model),
+                split(model)[2],
+            )
 
-        grads, (sums, rest) = jax.grad(objective, has_aux=True)(params)
-        return rest, (grads, sums, count(task, batch))
+        grads, (sums, counts, rest) = jax.grad(objective, has_aux=True)(params)
+        return rest, (grads, sums, counts)
 
     def whole_batch(params: Any, rest: Any, batch: Batch, key: jax.Array) -> tuple[Any, Any]:
         parts = micro_batches(batch, key, accumulate)
@@ -219,7 +223,7 @@ def eval_step(
         model = nnx.merge(graphdef, *variables)
         outputs = model(**task.inputs(batch), deterministic=True)
         metrics = task.metrics(outputs, batch)
-        report = {"sums": reduce(metrics), "counts": count(task, batch)}
+        report = {"sums": reduce(metrics), "counts": count(task, batch, model)}
         if axis_name is not None:
             report = jax.lax.psum(report, axis_name)
         if index is None:
@@ -232,21 +236,29 @@ def eval_step(
     return step
 
 
-def count(task: Task, batch: Batch) -> dict[str, jax.Array]:
-    """Examples and tokens (int32) of a batch; those of weight 0 are fillers and not counted.
-
-    Tokens are where any of the model's masks (`mask`, `mask2`, `decoder_mask`) is True, or every place of the first
-    input if there is no mask.
-    """
+def count(task: Task, batch: Batch, model: Any = None) -> dict[str, jax.Array]:
+    """Examples and tokens (int32) of a batch; those of weight 0 are fillers and not counted. Tokens: `token_masks`."""
     weights = batch["weights"]
     real = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
-    inputs = task.inputs(batch)
-    masks = [array for name, array in inputs.items() if _is_mask(name) and array is not None]
-    if not masks:  # of images the pixels
-        shape = jnp.shape(next(iter(inputs.values())))
-        masks = [jnp.ones(shape[:-1] if len(shape) > 2 else shape, bool)]
+    masks = token_masks(task.inputs(batch), model)
     tokens = sum(jnp.sum(mask.reshape(mask.shape[0], -1) > 0, axis=1, dtype=jnp.int32) for mask in masks)
     return {"examples": jnp.sum(real, dtype=jnp.int32), "tokens": jnp.sum(jnp.where(real, tokens, 0))}
+
+
+def token_masks(inputs: Mapping[str, Any], model: Any = None) -> list[jax.Array]:
+    """The places that a model reads tokens at, `[batch, ...]` for each input that has some, above 0 at real tokens.
+
+    They are the model's masks: `mask`, `mask2` of a second text, `decoder_mask` of a target, which all count. Of inputs
+    without one it is every place of the first: the pixels of an image, or where the model has `tokens_per_example`
+    those, the patches that it reads as tokens.
+    """
+    masks = [array for name, array in inputs.items() if _is_mask(name) and array is not None]
+    if masks:
+        return masks
+    shape = jnp.shape(next(iter(inputs.values())))
+    if (own := getattr(model, "tokens_per_example", None)) is not None:
+        return [jnp.ones((shape[0], own), bool)]
+    return [jnp.ones(shape[:-1] if len(shape) > 2 else shape, bool)]
 
 
 def _is_mask(name: str) -> bool:
