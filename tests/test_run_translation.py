@@ -73,15 +73,20 @@ def test_from_two_files_to_a_translated_one(tmp_path, capsys, monkeypatch):
     with pytest.raises(ConfigError, match=r"--input: got .*none\.txt.*, takes a file that is there"):
         generating.command([f"--workdir={workdir}", f"--input={tmp_path / 'none.txt'}"])
     asked = []
-    monkeypatch.setattr(
-        xformer.loading.Loaded, "generate", lambda self, texts, **options: asked.append(options) or ["a"]
-    )
-    generating.command([f"--workdir={workdir}", "--prompt=red"])
-    generating.command([f"--workdir={workdir}", "--prompt=red", "--length_penalty=0.5", "--num_beams=3"])
-    assert [(options["num_beams"], options["length_penalty"]) for options in asked] == [
-        (run.config.task.num_beams, 1.0),
-        (3, 0.5),
-    ]
+
+    def record(model, tokens, lengths, *, max_tokens, num_beams, length_penalty, **options):
+        asked.append((num_beams, length_penalty))
+        return np.zeros((len(tokens), max_tokens), np.int32)
+
+    monkeypatch.setattr(xformer.loading, "generate", record)
+    for flags, keywords, expected in (
+        ([], {}, (2, 1.0)),  # those of the task
+        (["--num_beams=3", "--length_penalty=0.5"], {"num_beams": 3, "length_penalty": 0.5}, (3, 0.5)),
+        (["--temperature=0.5"], {"temperature": 0.5}, (1, 1.0)),
+    ):
+        generating.command([f"--workdir={workdir}", "--prompt=red", *flags])
+        run.generate(["red"], max_tokens=4, **keywords)
+        assert asked[-2:] == [expected] * 2
 
 
 @pytest.mark.full

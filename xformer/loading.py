@@ -100,8 +100,8 @@ class Loaded:
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        num_beams: int = 1,
-        length_penalty: float = 0.6,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
         seed: int = 0,
         batch_size: int = 32,
     ) -> list[str]:
@@ -114,7 +114,9 @@ class Loaded:
         Args:
           texts: strings.
           max_tokens: tokens that are added to each at most; a text ends before that where the model ends it.
-          temperature, top_k, top_p, num_beams, length_penalty, seed: see `xformer.generate.generate`.
+          temperature, top_k, top_p, seed: see `xformer.generate.generate`.
+          num_beams, length_penalty: likewise; None: as the run's task judges its test split (`task.num_beams` and
+            `task.length_penalty` of a translation), and 1 and 0.6 where it says nothing. Drawing takes 1 beam.
           batch_size: texts that are computed at a time.
 
         Returns:
@@ -126,6 +128,10 @@ class Loaded:
         """
         check_integer("batch_size", batch_size)
         prompts, end_id = self._prompts(texts, max_tokens)
+        if num_beams is None:
+            num_beams = 1 if temperature > 0 else self.config.task.get("num_beams", 1)
+        if length_penalty is None:
+            length_penalty = self.config.task.get("length_penalty", 0.6)
         longest = max(map(len, prompts), default=0)
         found: list[str] = []
         for start in range(0, len(prompts), batch_size):

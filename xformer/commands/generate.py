@@ -53,11 +53,6 @@ def command(argv: Sequence[str]) -> None:
     texts = _texts(args, targets)
     if args.max_tokens is None:
         args.max_tokens = run.max_tokens if targets else min(MAX_TOKENS, max(run.preprocess.max_len // 2, 1))
-    if args.num_beams is None:
-        plain = args.stream or args.temperature > 0 or not targets
-        args.num_beams = 1 if plain else run.config.task.get("num_beams", 1)
-    if args.length_penalty is None:
-        args.length_penalty = run.config.task.get("length_penalty", 0.6)
     options = {
         name: getattr(args, name)
         for name in ("max_tokens", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "seed")
@@ -115,7 +110,7 @@ def print_stream(run: loading.Loaded, texts: Sequence[str], options: dict[str, A
     """Prints a text and what follows it as it comes. Raises ValueError for what can't be printed so."""
     if len(texts) > 1:
         raise ValueError(f"stream prints one text: give one --prompt, got {len(texts)}")
-    if (beams := options["num_beams"]) != 1:
+    if (beams := options["num_beams"]) not in (None, 1):
         raise ValueError(f"stream takes num_beams 1, as a beam has no text before it ends, got {beams}")
     steps = run.stream(texts, **{name: x for name, x in options.items() if name not in ("num_beams", "length_penalty")})
     if not isinstance(run.family, TargetTokens):
