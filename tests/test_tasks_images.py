@@ -66,7 +66,11 @@ def test_a_folder_is_read_in_colour_and_split_by_content(tmp_path):
     folder = tmp_path / "pictures"
     write_image_folder(folder)
     (folder / "red" / "copy.png").write_bytes((folder / "red" / "0.png").read_bytes())
-    (folder / "red" / ".hidden").write_text("no image")
+    for name in (".hidden", ".DS_Store", "Thumbs.db", "desktop.ini", ".cache/0.png"):  # left aside, at any depth
+        (folder / "red" / name).parent.mkdir(exist_ok=True)
+        (folder / "red" / name).write_text("no image")
+    (folder / "__MACOSX").mkdir()
+    (folder / "._0.png").write_text("no image")
     task = ImageClasses("folder", str(folder), size=6)
     data = opened(task, tmp_path / "data")
     assert data.class_names == sorted(WORDS)

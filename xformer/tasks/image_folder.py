@@ -16,12 +16,13 @@ from xformer.tasks.splits import hash_split
 SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 SHARES = {"validation": 0.1, "test": 0.2}
+BESIDE = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx")  # what systems put beside images, lower case
 
 
 def files(folder: Path) -> dict[str, dict[str, list[Path]]]:
     """The files by split and class, in order; "" is the split of those that are still to be shared out.
 
-    Hidden files and folders are left aside.
+    Hidden files and folders are left aside, and what systems put beside images (`Thumbs.db`).
 
     Raises:
       ValueError: no such folder, no or only one class, a class without images, a file that is no image, or splits that
@@ -84,13 +85,19 @@ def _read(file: Path, side: int, channels: int) -> np.ndarray:
         raise ValueError(f"images: {error}") from error
 
 
+def _is_aside(name: str) -> bool:
+    """Whether a file or folder is nothing of the user's: hidden, or put there by a system."""
+    return name.startswith(".") or name.lower() in BESIDE
+
+
 def _folders(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")}
+    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and not _is_aside(path.name)}
 
 
 def _classes(folder: Path) -> dict[str, list[Path]]:
-    if beside := next((path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS), None):
-        raise ValueError(f"images: {beside} must lie in the folder of its class, and lies beside the folders")
+    beside = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS and not _is_aside(path.name)]
+    if beside:
+        raise ValueError(f"images: {beside[0]} must lie in the folder of its class, and lies beside the folders")
     classes = _folders(folder)
     if len(classes) < 2:
         raise ValueError(
@@ -101,7 +108,8 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
 
 
 def _images(folder: Path) -> list[Path]:
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    aside = lambda path: any(map(_is_aside, path.relative_to(folder).parts))
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not aside(path)]
     if not found:
         raise ValueError(f"images: {folder} has no images")
     if other := next((path for path in found if path.suffix.lower() not in ENDINGS), None):
