@@ -1,8 +1,11 @@
 """Images as images: what is read, what views are drawn of them, predictions, and files that are wrong."""
 
+import csv
+import dataclasses
 import gzip
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +13,12 @@ import numpy as np
 import PIL.Image
 import pytest
 from conformance_tasks import WORDS, write_image_folder, write_images
+from flax import nnx
 
 import xformer
-from xformer.tasks import DataMissing, ImageClasses, image_augmentation, load_preprocessing
+from xformer import experiment, loading
+from xformer.commands import cli, predict
+from xformer.tasks import DataMissing, ImageClasses, Preprocessing, image_augmentation, load_preprocessing, vocab
 from xformer.tasks.image_reading import read, standard
 
 
@@ -243,6 +249,48 @@ def test_a_run_trains_resumes_and_predicts(tmp_path):
         run.predict([arrays[0], np.zeros((6, 6, 3))])
     with pytest.raises(ValueError, match=r"images must be a list of paths or arrays, got 'cat\.png'"):
         run.predict("cat.png")
+
+
+def test_the_command_predict_reads_image_files_and_folders(tmp_path, capsys, monkeypatch):
+    folder = Path(write_image_folder(tmp_path / "pictures", 2))
+    (folder / "Thumbs.db").write_text("no image")
+    model = {"name": "vision", "patch_size": 3, "num_layers": 1, "width": 16, "num_heads": 2, "mlp_dim": 16}
+    task = {"name": "images", "source": "folder", "path": str(folder), "size": 6}
+    given = {"name": "a", "attention": {"name": "full"}, "model": model, "task": task}
+    built = experiment.build(given | {"optimizer": {"learning_rate": 1e-3}, "train": {"num_steps": 1, "batch_size": 1}})
+    values = vocab.ImageValues(6, 6, 3)
+    preprocess = Preprocessing(values, 108, sorted(WORDS))
+    made = built.model_fn(**{**built.task.sizes(), "num_classes": len(WORDS)})(nnx.Rngs(0))
+    run = loading.Loaded(made, preprocess, sorted(WORDS), 1, built.config, built.task.family)
+    monkeypatch.setattr(loading, "load", lambda *args: run)
+    monkeypatch.setattr(cli.Parser, "trained", lambda self, args, overrides: tmp_path)
+    files = {f"{name}/{index}.{ending}" for name in WORDS for index, ending in enumerate(("png", "bmp"))}
+    expected = run.predict([folder / file for file in sorted(files)]).labels
+
+    def execute(given, *flags):
+        code = cli.exit_code(predict.command, ["--workdir=run", f"--input={given}", *flags])
+        return code, *capsys.readouterr()
+
+    code, out, _ = execute(folder)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [row["place"] for row in rows] == sorted(files) and [row["label"] for row in rows] == expected
+    code, out, _ = execute(folder / sorted(files)[0], f"--out={tmp_path / 'out.csv'}")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert code == 0 and [row["label"] for row in csv.DictReader(file)] == expected[:1]
+    (tmp_path / "a.txt").write_text("0 1 2")
+    (tmp_path / "broken.png").write_text("no image")
+    for given, flags, message in (
+        (tmp_path / "a.txt", (), "a.txt is no image: takes files that end in"),
+        (tmp_path / "broken.png", (), "broken.png can't be read as an image"),
+        (tmp_path / "none", (), "takes a file or folder that is there"),
+        (folder, ("--text_field=a",), "takes no --text_field, as the model reads images, got 'a'"),
+    ):
+        code, _, err = execute(given, *flags)
+        assert code == 2 and err.startswith("error: --input: ") and message in err and err.count("\n") == 1
+    pixels = dataclasses.replace(run, preprocess=dataclasses.replace(preprocess, vocabulary=vocab.Pixels(256)))
+    monkeypatch.setattr(loading, "load", lambda *args: pixels)
+    code, _, err = execute(folder / sorted(files)[0])
+    assert code == 2 and "this model reads an image as a text, its pixels as numbers from 0 to 255" in err
 
 
 @pytest.mark.full

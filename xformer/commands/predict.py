@@ -1,9 +1,10 @@
-"""What a trained model says of texts in files, as CSV or JSON lines.
+"""What a trained model says of texts or images in files, as CSV or JSON lines.
 
   xformer predict --workdir=runs/mine --input=folder --out=predictions.csv
 
 --input is a .txt file, a folder of .txt files at any depth, or a .jsonl, .csv or .tsv file with the field of the texts
-(the one the model was trained on, unless --text_field names another; labels are not read). --out ends in .csv (place,
+(the one the model was trained on, unless --text_field names another; labels are not read); for a model of images an
+image, or a folder of images at any depth. --out ends in .csv (place,
 label, its probability, truncated) or .jsonl (the probability of every class besides); where it is left out, JSON lines
 are printed. A text longer than the model reads is cut as in training, and `truncated` is true.
 Exit codes: 0 finished; 2 wrong arguments or input, nothing written; 1 anything else.
@@ -21,7 +22,7 @@ from typing import Any
 from xformer import loading
 from xformer.commands import cli
 from xformer.schema import ConfigError
-from xformer.tasks import reading
+from xformer.tasks import image_folder, reading, vocab
 from xformer.tasks.predictions import LabelPredictions, NumberPredictions, TokenPredictions
 from xformer.train import workdir as folders
 
@@ -32,7 +33,7 @@ def command(argv: Sequence[str]) -> None:
     """Runs the command line; see the module docstring."""
     parser = cli.Parser(__doc__)
     parser.add_argument("--workdir", help="folder of the trained run")
-    parser.add_argument("--input", required=True, help="file or folder of texts")
+    parser.add_argument("--input", required=True, help="file or folder of texts, or of images")
     parser.add_argument("--out", help="predictions.csv or .jsonl; printed as JSON lines where it is left out")
     parser.add_argument("--text_field", help="field of a table that holds the texts")
     parser.add_argument("--threshold", type=float, help="probability from which on a label is given, where there are "
@@ -47,21 +48,12 @@ def command(argv: Sequence[str]) -> None:
     if args.batch_size < 1:
         raise ConfigError(f"--batch_size: got {args.batch_size}, takes an integer of at least 1")
     run = loading.load(workdir, args.checkpoint)
-    task = run.config.task
-    text_field = args.text_field or task.get("text_field", "text")
-    second_field = task.get("text2_field", "text2") if run.preprocess.num_texts == 2 else None
     try:
-        documents = reading.read_unlabelled(Path(args.input).expanduser(), text_field, second_field)
+        places, inputs = _inputs(run, Path(args.input).expanduser(), args.text_field)
+        found = run.predict(inputs, args.batch_size, threshold=args.threshold)
     except ValueError as error:
         raise ConfigError(f"--input: {error}") from error
-    if second_field is not None and documents[0].second is None:
-        raise ConfigError(f"--input: got {args.input!r}, takes a table with pairs of texts, as the model compares two")
-    texts = [doc.text if doc.second is None else (doc.text, doc.second) for doc in documents]
-    try:
-        found = run.predict(texts, args.batch_size, threshold=args.threshold)
-    except ValueError as error:
-        raise ConfigError(f"--input: {error}") from error
-    rows = list(_rows([document.place for document in documents], found, run.class_names))
+    rows = list(_rows(places, found, run.class_names))
     if out is None:
         print(_json_lines(rows), end="")
         return
@@ -70,6 +62,31 @@ def command(argv: Sequence[str]) -> None:
     folders.write_bytes(out, content.encode())
     cut = int(found.truncated.sum())
     cli.say(f"{len(rows)} predictions in {out}" + (f", {cut} of texts that were cut" if cut else ""))
+
+
+def _inputs(run: loading.Loaded, path: Path, text_field: str | None) -> tuple[list[str], list[Any]]:
+    """(place, what the model reads) of each example: a text, a pair of texts or the file of an image.
+
+    Raises ValueError for what can't be read.
+    """
+    vocabulary = run.preprocess.vocabulary
+    if isinstance(vocabulary, vocab.ImageValues):
+        if text_field is not None:
+            raise ValueError(f"takes no --text_field, as the model reads images, got {text_field!r}")
+        found = image_folder.unlabelled(path)
+        return [place for place, _ in found], [file for _, file in found]
+    if isinstance(vocabulary, vocab.Pixels) and path.suffix.lower() in image_folder.ENDINGS:
+        raise ValueError(
+            f"got {str(path)!r}, takes a .txt file or a table: this model reads an image as a text, its pixels as "
+            f"numbers from 0 to {vocabulary.levels - 1} with spaces between"
+        )
+    task = run.config.task
+    second_field = task.get("text2_field", "text2") if run.preprocess.num_texts == 2 else None
+    documents = reading.read_unlabelled(path, text_field or task.get("text_field", "text"), second_field)
+    if second_field is not None and documents[0].second is None:
+        raise ValueError(f"got {str(path)!r}, takes a table with pairs of texts, as the model compares two")
+    texts = [doc.text if doc.second is None else (doc.text, doc.second) for doc in documents]
+    return [document.place for document in documents], texts
 
 
 def _rows(places: Sequence[str], found: Any, class_names: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -78,6 +78,20 @@ def read_splits(
     return {split: (images[indices], labels[indices]) for split, indices in chosen.items()}, class_names
 
 
+def unlabelled(path: Path) -> list[tuple[str, Path]]:
+    """(place, file) of an image without a class, or of those in a folder at any depth, in order: its name, or its path
+    in the folder. What `files` leaves aside is left aside.
+
+    Raises ValueError where nothing is there, or a file is no image.
+    """
+    if path.is_dir():
+        return [(file.relative_to(path).as_posix(), file) for file in _images(path)]
+    if not path.is_file():
+        raise ValueError(f"path: got {str(path)!r}, takes a file or folder that is there")
+    _check_ending(path)
+    return [(path.name, path)]
+
+
 def _read(file: Path, side: int, channels: int) -> np.ndarray:
     try:
         return read(file, side, side, channels)
@@ -112,6 +126,11 @@ def _images(folder: Path) -> list[Path]:
     found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not aside(path)]
     if not found:
         raise ValueError(f"images: {folder} has no images")
-    if other := next((path for path in found if path.suffix.lower() not in ENDINGS), None):
-        raise ValueError(f"images: {other} is no image: takes files that end in {', '.join(ENDINGS)}")
+    for file in found:
+        _check_ending(file)
     return found
+
+
+def _check_ending(file: Path) -> None:
+    if file.suffix.lower() not in ENDINGS:
+        raise ValueError(f"images: {file} is no image: takes files that end in {', '.join(ENDINGS)}")
