@@ -1,6 +1,8 @@
 """LSTM layers against Flax's own, what padding may change, and runs of a model without attention."""
 
 import json
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,8 @@ from flax import nnx
 
 import xformer
 from xformer import cost, schema
-from xformer.commands import compare, inspect
+from xformer.commands import compare, comparison_plan, comparison_runs, inspect
+from xformer.config import load_experiment
 from xformer.models import BiLSTM
 from xformer.nn import AttentionPooling, BidirectionalLSTM
 from xformer.report import results
@@ -110,6 +113,17 @@ def test_wrong_arguments_are_one_line(options, message):
 
 
 WITHOUT = {"attention": {"name": "none"}, "model": {"name": "bilstm", "width": 8, "hidden_dim": 4}}
+
+
+def test_sizes_of_other_models_are_one_line_and_no_warning(capsys):
+    one, other = ["train.mesh={'data': 1}"], [f"{key}={value}" for key, value in WITHOUT.items()]
+    given = {"full": one, "wide": [*one, "model.width=128"], "bilstm": [*one, *other]}
+    built = {name: load_experiment("demo:full", overrides) for name, overrides in given.items()}
+    runs = {name: comparison_plan.Planned("", name, 0, made.config, Path(name)) for name, made in built.items()}
+    comparison_runs._compare_sizes(runs, built, None)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("warning: wide has ") and "full" in first
+    assert re.fullmatch(r"parameters of other models beside the first variant's: bilstm \(bilstm\) -\d+%", second)
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ import pytest
 import report_fake
 
 from xformer import report
-from xformer.report import costs, formatting, labels, results, stats, style, summary, tables
+from xformer.report import claims, costs, formatting, labels, results, stats, style, summary, tables
 from xformer.report.costs import CostRow
 from xformer.report.tables import Table
 
@@ -156,6 +156,29 @@ def test_parameter_difference_above_ten_percent_warns(tmp_path):
     report_fake.edit(tmp_path, "bigbird", 0, num_params=round(412_000 * 1.09))
     found = [warning for warning in summary.warnings(results.load(tmp_path)) if "parameters" in warning]
     assert len(found) == 1 and found[0].startswith("full+shaw has 12% more")
+
+
+def test_another_model_is_named_and_its_own_keys_and_size_are_no_noise(tmp_path):
+    report_fake.make(tmp_path, seeds=(0,))
+    own = {
+        "full": {"name": "encoder_decoder", "mlp_dim": 8, "pooling": "mean"},
+        "bigbird": {"name": "encoder_decoder", "mlp_dim": 8, "pooling": "mean"},
+        "full+shaw": {"name": "seq2seq_lstm", "hidden_dim": 8, "width": 32},
+        "linformer": {"name": "encoder_decoder", "mlp_dim": 8, "pooling": "mean"},
+    }
+    for variant, keys in own.items():
+        path = tmp_path / "runs" / f"{variant}-0" / "config.json"
+        given = json.loads(path.read_text())
+        report_fake.write_json(path, given | {"model": given["model"] | keys})
+    report_fake.edit(tmp_path, "full+shaw", 0, num_params=round(412_000 * 0.8))
+    comparison = results.load(tmp_path)
+    assert not [warning for warning in summary.warnings(comparison) if "parameters" in warning]
+    found = [key for key in summary.differences(comparison) if not key.startswith("attention.")]
+    assert found == ["model.width", "model.name"]
+    note = claims.differences_note(comparison)
+    assert "More than attention: model.width and model.name differ too" in note
+    assert "Keys of model that not all variants have are not listed." in note
+    assert len(summary.differences(comparison)["model.name"]) == 4
 
 
 def test_one_seed_says_so_and_gives_no_interval(tmp_path):

@@ -74,17 +74,26 @@ def prepare(
 
 
 def _compare_sizes(first_runs: Mapping[str, Planned], built: Mapping[str, Experiment], data_dir: str | None) -> None:
-    """Says which variants have far more or fewer parameters than the first on their task."""
-    base: dict[str, tuple[str, int]] = {}
+    """Says which variants have far more or fewer parameters than the first on their task: a warning, or where it has
+    another model on purpose, in one line for all.
+    """
+    base: dict[str, tuple[str, str, int]] = {}
+    others: list[str] = []
     for label, experiment in built.items():
         data, source = inspect.data_sizes(experiment, data_dir)
         make = experiment.model_fn(**data)
         size = num_params(nnx.state(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))), nnx.Param))
-        run = first_runs[label]
-        name, other = base.setdefault(run.task, (run.variant, size))
-        if abs(size / other - 1) > summary.MAX_PARAM_DIFFERENCE:
+        run, model = first_runs[label], experiment.config.model.name
+        name, first_model, other = base.setdefault(run.task, (run.variant, model, size))
+        if abs(size / other - 1) <= summary.MAX_PARAM_DIFFERENCE:
+            continue
+        if model == first_model:
             share = f"{size / other - 1:+.0%} (sizes {source})"
             cli.say(f"warning: {label} has {size:,} parameters, {name} {other:,}: {share}")
+        else:
+            others.append(f"{label} ({model}) {size / other - 1:+.0%}")
+    if others:
+        cli.say(f"parameters of other models beside the first variant's: {', '.join(others)}")
 
 
 def train(

@@ -132,7 +132,10 @@ def _configs(comparison: Comparison) -> str:
     other = [key for key in summary.differences(comparison) if not key.startswith("attention.")]
     if other:
         names = formatting.listed(other)
-        return f"More than attention: {names} differ too, so attention alone does not explain the results."
+        note = f"More than attention: {names} differ too, so attention alone does not explain the results."
+        if swapped := summary.swapped(other):
+            note += f" Keys of {formatting.listed(swapped)} that not all variants have are not listed."
+        return note
     missing = [f"{run.variant}-{run.seed}" for run in comparison.all_runs() if not run.config]
     if len(missing) == len(list(comparison.all_runs())):
         return "No run has left its config, so what differs was not checked."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from xformer.report import formatting
-from xformer.report.results import Comparison, Run, number, total
+from xformer.report.results import Comparison, Run, mapping, number, total
 from xformer.report.stats import Estimate, at_chance, estimate, wilson
 
 MAX_PARAM_DIFFERENCE = 0.10
@@ -179,7 +179,8 @@ def warnings(comparison: Comparison) -> list[str]:
             found.append(f"{row.variant}: {_seeds(row.chance_seeds)} ended at chance level: test {comparison.metric} "
                          f"is not clearly {above(comparison)} {guesser(comparison)}")  # fmt: skip
         change = row.num_params / reference.num_params - 1 if reference.num_params else math.nan
-        if math.isfinite(change) and abs(change) > MAX_PARAM_DIFFERENCE:
+        other_model = model_name(comparison, row.variant) != model_name(comparison, reference.variant)  # on purpose
+        if math.isfinite(change) and abs(change) > MAX_PARAM_DIFFERENCE and not other_model:
             found.append(f"{row.variant} has {abs(change):.0%} {'more' if change > 0 else 'fewer'} parameters than "
                          f"{reference.variant}, above the 10 % that a comparison of attention allows")  # fmt: skip
     counts = {row.quality.count for row in summary if row.quality.count}
@@ -257,7 +258,8 @@ def spelt(value: Any) -> str:
 def differences(comparison: Comparison) -> dict[str, dict[str, str]]:
     """Config keys in which runs differ: key -> variant -> value, a dash where the variant has no such key.
 
-    Where the runs of one variant differ among themselves, all their values are given, joined by `or`.
+    Where the runs of one variant differ among themselves, all their values are given, joined by `or`. Of a section of
+    `swapped`, keys that not all of them have are left out: the name says what else is there.
     """
     flat: dict[str, list[dict[str, str]]] = {}
     for variant, runs in comparison.runs.items():
@@ -267,7 +269,7 @@ def differences(comparison: Comparison) -> dict[str, dict[str, str]]:
     every = [config for configs in flat.values() for config in configs]
     keys = dict.fromkeys(key for config in every for key in config if key not in ("name", "seed"))
     value = lambda config, key: config.get(key, formatting.MISSING)
-    return {
+    found = {
         key: {
             variant: " or ".join(dict.fromkeys(value(config, key) for config in configs))
             for variant, configs in flat.items()
@@ -275,6 +277,21 @@ def differences(comparison: Comparison) -> dict[str, dict[str, str]]:
         for key in keys
         if len({value(config, key) for config in every}) > 1
     }
+    names = {f"{section}.name" for section in swapped(found)}
+    own = lambda key: f"{key.split('.')[0]}.name" in names - {key} and any(key not in config for config in every)
+    return {key: values for key, values in found.items() if not own(key)}
+
+
+def swapped(differing: Iterable[str]) -> list[str]:
+    """The sections, attention aside, whose `name` is among keys that differ: another model, optimizer or task."""
+    parts = [key.split(".") for key in differing]
+    return [section for section, *rest in parts if rest == ["name"] and section != "attention"]
+
+
+def model_name(comparison: Comparison, variant: str) -> str:
+    """The model's name in a variant's configs; "" where none says."""
+    named = (str(mapping(run.config.get("model")).get("name", "")) for run in comparison.runs[variant])
+    return next(filter(None, named), "")
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
