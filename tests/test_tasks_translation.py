@@ -1,5 +1,6 @@
 """Translation: what is read of files and packages, what is left out, how it is split, rows, and the loss."""
 
+import dataclasses
 import gzip
 import json
 
@@ -125,6 +126,9 @@ def test_what_is_left_out_is_counted():
     ]
     assert pairs.cleaned([kept[0], others[0], kept[1], *others[1:], kept[2]], counts) == kept
     assert counts == {"copies_left_out": 1, "repeated_left_out": 1, "unequal_left_out": 1}
+    again = {}
+    assert pairs.cleaned([*kept, *others], again, keep_copies=True) == [*kept, others[1]]
+    assert again == {"copies_kept": 1, "repeated_left_out": 1, "unequal_left_out": 1}
 
 
 def test_no_text_is_in_two_parts():
@@ -190,6 +194,11 @@ def test_prepared_pairs_come_back_and_no_target_is_in_its_input(tmp_path):
     kept = {spell(source): spell(target) for split in data.splits for source, target in data.pairs(split)}
     rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
     assert kept == {row["source"]: row["target"] for row in rows[1:]}
+    whole = dataclasses.replace(task, keep_copies=True)
+    whole.prepare(tmp_path / "data")  # beside the other
+    assert whole.folder(tmp_path / "data") != task.folder(tmp_path / "data")
+    info = whole.open(tmp_path / "data").info
+    assert sum(info["pairs"].values()) == 61 and info["copies_kept"] == 1 and "copies_left_out" not in info
     assert data.num_examples("train") < data.info["pairs"]["train"] == sum(1 for _ in data.pairs("train"))
     batch = next(data.batches("train", 4, seed=0, shuffle=False, epochs=1))
     inputs = task.inputs(batch)

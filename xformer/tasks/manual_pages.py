@@ -18,7 +18,7 @@ _DESCRIBED = re.compile(r"(?P<names>.+?)\s+[-–—]+\s+(?P<description>.+)")
 _NO_TEXT = ("LIBRARY", "SYNOPSIS")  # declarations
 
 
-def source(given: Path, shares: Mapping[str, float]) -> Source:
+def source(given: Path, shares: Mapping[str, float], keep_copies: bool = False) -> Source:
     """The text of each page with the description that its NAME section gives.
 
     A page counts once, whatever aliases it has: links, and pages that only name another (`.so`), are left out. Pages
@@ -26,7 +26,7 @@ def source(given: Path, shares: Mapping[str, float]) -> Source:
 
     Args:
       given: a folder of `man1` and so on, or one with `usr/share/man` in it.
-      shares: of validation and test.
+      shares: of validation and test. keep_copies: see `pairs.cleaned`.
 
     Raises DataMissing where no page is there; the message says how to get some.
     """
@@ -35,7 +35,8 @@ def source(given: Path, shares: Mapping[str, float]) -> Source:
         command = debian_command(PACKAGES, str(given))
         raise DataMissing(f"summarization: no manual pages in {given}; on Debian or Ubuntu: {command}")
     parts = (part for name, file in found.items() for part in (name, file.read_bytes()))
-    return Source(f"manual pages, {given}", digest(_READING, str(shares), *parts), lambda: _read(found, shares))
+    key = digest(_READING, str(shares), *parts, *pairs.options(keep_copies))
+    return Source(f"manual pages, {given}", key, lambda: _read(found, shares, keep_copies))
 
 
 def files(given: Path) -> dict[str, Path]:
@@ -45,7 +46,7 @@ def files(given: Path) -> dict[str, Path]:
     return {file.relative_to(folder).as_posix(): file for file in pages}
 
 
-def _read(found: Mapping[str, Path], shares: Mapping[str, float]) -> Texts:
+def _read(found: Mapping[str, Path], shares: Mapping[str, float], keep_copies: bool) -> Texts:
     counts = {"pages": len(found), "not_described_left_out": 0, "paragraphs_that_tell_left_out": 0}
     described = []
     for name, file in found.items():
@@ -53,7 +54,7 @@ def _read(found: Mapping[str, Path], shares: Mapping[str, float]) -> Texts:
             counts["not_described_left_out"] += 1
         else:
             described.append(page)
-    kept = pairs.grouped(pairs.cleaned(described, counts, ratio=None))
+    kept = pairs.grouped(pairs.cleaned(described, counts, None, keep_copies))
     return pairs.as_texts(pairs.by_group(kept, shares, counts), counts)
 
 

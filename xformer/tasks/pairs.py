@@ -44,38 +44,48 @@ def tells(text: str, target: str) -> bool:
     return f" {words[1]} " in f" {words[0]} "
 
 
-def cleaned(pairs: Iterable[Pair], counts: dict[str, int], ratio: float | None = RATIO) -> list[Pair]:
+def cleaned(
+    pairs: Iterable[Pair], counts: dict[str, int], ratio: float | None = RATIO, keep_copies: bool = False
+) -> list[Pair]:
     """Distinct pairs whose target is not its source again, in their order.
 
     Args:
       counts: gets how many were left out, by the reason.
       ratio: a pair of which one side is more than so many times as long as the other is left out; None: whatever they
         are.
+      keep_copies: pairs whose target is its source again, or nearly so, stay; `counts` gets their number too.
 
     Raises:
       ValueError: there are pairs, and all are left out.
     """
     found: dict[tuple[str, str], Pair] = {}
-    counts |= dict.fromkeys(("copies_left_out", "repeated_left_out"), 0)
+    copies = "copies_kept" if keep_copies else "copies_left_out"
+    counts |= dict.fromkeys((copies, "repeated_left_out"), 0)
     if ratio is not None:
         counts["unequal_left_out"] = 0
     for pair in pairs:
         lengths = sorted((len(pair.source), len(pair.target)))
         key = normal(pair.source).casefold(), normal(pair.target).casefold()
-        if is_copy(pair.source, pair.target):
-            counts["copies_left_out"] += 1
+        if (copy := is_copy(pair.source, pair.target)) and not keep_copies:
+            counts[copies] += 1
         elif ratio is not None and lengths[1] > SHORT and lengths[1] > ratio * lengths[0]:
             counts["unequal_left_out"] += 1
         elif key in found:
             counts["repeated_left_out"] += 1
         else:
             found[key] = pair
+            counts[copies] += copy
     if left := {why: count for why, count in counts.items() if why in _REASONS and count}:
         spelt = ", ".join(f"{count:,} {_REASONS[why]}" for why, count in left.items())
         if not found:
             raise ValueError(f"path: all pairs were left out: {spelt}")
         logger.info("%s pairs are kept; left out: %s", f"{len(found):,}", spelt)
     return list(found.values())
+
+
+def options(keep_copies: bool) -> list[str]:
+    """What decides the pairs besides their files, for a digest: nothing by default, as data made before has nothing."""
+    return ["keep_copies"] if keep_copies else []
 
 
 def by_group(pairs: Sequence[Pair], shares: Mapping[str, float], counts: dict[str, int]) -> dict[str, list[Pair]]:

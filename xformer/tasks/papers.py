@@ -20,12 +20,12 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 LONG = 40  # characters of a sentence that tells; shorter ones, such as "Our code is public.", may stand anywhere
 
 
-def source(path: str, shares: Mapping[str, float]) -> Source:
+def source(path: str, shares: Mapping[str, float], keep_copies: bool = False) -> Source:
     """The body of each paper with its abstract.
 
     Args:
       path: a folder of the JSON files of papers at any depth; "": that of the installed package.
-      shares: of validation and test.
+      shares: of validation and test. keep_copies: see `pairs.cleaned`.
 
     Raises DataMissing where no paper is there; the message says how to get them.
     """
@@ -35,10 +35,11 @@ def source(path: str, shares: Mapping[str, float]) -> Source:
         where = f"in {path}" if path else "installed"
         raise DataMissing(f"summarization: no papers {where}; install the package ({INSTALL})")
     parts = (file.read_bytes() for file in found)
-    return Source("papers of aclsum", digest(_READING, str(shares), *parts), lambda: _read(found, shares))
+    key = digest(_READING, str(shares), *parts, *pairs.options(keep_copies))
+    return Source("papers of aclsum", key, lambda: _read(found, shares, keep_copies))
 
 
-def _read(found: Sequence[Path], shares: Mapping[str, float]) -> Texts:
+def _read(found: Sequence[Path], shares: Mapping[str, float], keep_copies: bool) -> Texts:
     counts = {"papers": len(found), "without_both_left_out": 0, "paragraphs_that_tell_left_out": 0}
     papers = []
     for file in found:
@@ -46,7 +47,7 @@ def _read(found: Sequence[Path], shares: Mapping[str, float]) -> Texts:
             counts["without_both_left_out"] += 1
         else:
             papers.append(paper)
-    kept = pairs.grouped(pairs.cleaned(papers, counts, ratio=None))
+    kept = pairs.grouped(pairs.cleaned(papers, counts, None, keep_copies))
     return pairs.as_texts(pairs.by_group(kept, shares, counts), counts)
 
 

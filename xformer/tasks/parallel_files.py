@@ -21,9 +21,14 @@ class Files(NamedTuple):
 
 
 def source(
-    files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[str, float], ratio: float | None
+    files: Mapping[str, Files],
+    fields: tuple[str, str],
+    shares: Mapping[str, float],
+    ratio: float | None,
+    keep_copies: bool = False,
 ) -> Source:
-    """The pairs of files by part, `train` among them; a part without files is cut off that. `ratio`: see `cleaned`.
+    """The pairs of files by part, `train` among them; a part without files is cut off that. `ratio`, `keep_copies`: see
+    `cleaned`, which those of training pass.
 
     Raises ValueError for files that are not there or can't be read.
     """
@@ -35,15 +40,20 @@ def source(
                 raise ValueError(f"{key}: got {str(file)!r}, takes a file that is there")
             parts += [part, file.suffix, file.read_bytes()]
     name = ", ".join(str(file) for own in files.values() for file in own if file)
-    return Source(name, digest(*parts), lambda: _read(files, fields, shares, ratio))
+    key = digest(*parts, *pairs.options(keep_copies))
+    return Source(name, key, lambda: _read(files, fields, shares, ratio, keep_copies))
 
 
 def _read(
-    files: Mapping[str, Files], fields: tuple[str, str], shares: Mapping[str, float], ratio: float | None
+    files: Mapping[str, Files],
+    fields: tuple[str, str],
+    shares: Mapping[str, float],
+    ratio: float | None,
+    keep_copies: bool,
 ) -> Texts:
     counts: dict[str, int] = {}
     found = {part: read(own, fields) for part, own in files.items()}
-    train = pairs.cleaned(found["train"], counts, ratio)
+    train = pairs.cleaned(found["train"], counts, ratio, keep_copies)
     cut = pairs.by_group(pairs.grouped(train), {part: s for part, s in shares.items() if part not in found}, counts)
     return pairs.as_texts({**found, **cut}, counts)
 

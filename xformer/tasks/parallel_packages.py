@@ -23,7 +23,9 @@ def fetch(name: str, language: str, folder: str) -> str:
     return debian_command([package.format(language=language) for package in PACKAGES[name]], folder)
 
 
-def source(name: str, given: Path, language: str, backward: bool, shares: Mapping[str, float]) -> Source:
+def source(
+    name: str, given: Path, language: str, backward: bool, shares: Mapping[str, float], keep_copies: bool = False
+) -> Source:
     """The pairs of English and another language.
 
     Args:
@@ -32,6 +34,7 @@ def source(name: str, given: Path, language: str, backward: bool, shares: Mappin
       language: "de" or "fr".
       backward: English is the target.
       shares: of validation and test; whole pages are in one part.
+      keep_copies: see `pairs.cleaned`.
 
     Raises DataMissing where the packages are not there; the message says how to get them.
     """
@@ -47,9 +50,11 @@ def source(name: str, given: Path, language: str, backward: bool, shares: Mappin
         counts: dict[str, int] = {"pages": len(files)}
         found = (pair for page, one, two in files for pair in _READERS[name](page, one, two))
         turned = (Pair(pair.target, pair.source, pair.group) if backward else pair for pair in found)
-        return pairs.as_texts(pairs.by_group(pairs.cleaned(turned, counts), shares, counts), counts)
+        kept = pairs.cleaned(turned, counts, pairs.RATIO, keep_copies)
+        return pairs.as_texts(pairs.by_group(kept, shares, counts), counts)
 
-    return Source(f"{name}, {given}", digest(_READING, language, str(backward), str(shares), *parts), read)
+    key = digest(_READING, language, str(backward), str(shares), *parts, *pairs.options(keep_copies))
+    return Source(f"{name}, {given}", key, read)
 
 
 Files = Iterator[tuple[str, Path, Path]]

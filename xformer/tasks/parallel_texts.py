@@ -26,6 +26,9 @@ class ParallelTexts(SequenceToSequence):
     validation_path, test_path, validation_target_path, test_target_path: own files of those splits likewise, which are
     read as they are. A split without is cut off `path`, `validation_share` and `test_share` of its pairs by a hash,
     those that share a text together.
+
+    keep_copies: pairs whose target is nearly their source are kept, not left out: where a text is often right as it is,
+    as in spelling or simplification. Their number is in the data's info, `copies_kept`.
     """
 
     SOURCES: ClassVar[tuple[str, ...]]
@@ -43,12 +46,15 @@ class ParallelTexts(SequenceToSequence):
     target_field: str = "target"
     validation_share: float = 0.05
     test_share: float = 0.05
+    keep_copies: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source is not None:
             checks.choice(self.name, "source", self.source, self.SOURCES)
         checks.shares(self.name, validation_share=self.validation_share, test_share=self.test_share)
+        if not isinstance(self.keep_copies, bool):
+            raise ValueError(f"{self.name}: keep_copies must be True or False, got {self.keep_copies!r}")
         for key in ("source_field", "target_field"):
             if not isinstance(getattr(self, key), str) or not getattr(self, key):
                 raise ValueError(f"{self.name}: {key} must be a non-empty string, got {getattr(self, key)!r}")
@@ -90,4 +96,5 @@ class ParallelTexts(SequenceToSequence):
             for split, (path, target) in named.items()
             if path
         }
-        return parallel_files.source(files, (self.source_field, self.target_field), self.shares, self.RATIO)
+        fields = self.source_field, self.target_field
+        return parallel_files.source(files, fields, self.shares, self.RATIO, self.keep_copies)

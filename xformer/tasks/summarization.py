@@ -23,7 +23,8 @@ SourceName = Literal["manpages", "papers", "files"]
 class Summarization(ParallelTexts):
     """A summary of each text, judged by ROUGE (`rouge-score`) and perplexity.
 
-    Left out, and counted in the data's info: pairs that were there before, and targets that are nearly their sources.
+    Left out, and counted in the data's info: pairs that were there before, and targets that are nearly their sources
+    (unless `keep_copies`).
 
     source: "manpages", manual pages and the line that describes each, from Debian packages that are extracted, not
     installed, or any folder of pages; "papers", papers of the ACL Anthology and their abstracts, from the PyPI package
@@ -71,6 +72,6 @@ class Summarization(ParallelTexts):
         if self.chosen == FILES:
             return self._files()
         if self.chosen == "papers":
-            return papers.source(self.path, self.shares)
+            return papers.source(self.path, self.shares, self.keep_copies)
         given = Path(self.path).expanduser() if self.path else data_root(data_dir) / self.name
-        return manual_pages.source(given, self.shares)
+        return manual_pages.source(given, self.shares, self.keep_copies)

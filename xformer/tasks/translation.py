@@ -23,9 +23,10 @@ _LICENCE = "several free ones, as the packages say"
 class Translation(ParallelTexts):
     """A translation of each text, judged by BLEU and chrF (`sacrebleu`).
 
-    Left out, and counted in the data's info: targets that are nearly their sources, pairs that were there before, and
-    pairs of which one side is more than three times as long as the other. No text is in two parts: a page is in one,
-    and what stands on pages of two parts is in the later alone (validation after training, test after both).
+    Left out, and counted in the data's info: targets that are nearly their sources (unless `keep_copies`), pairs that
+    were there before, and pairs of which one side is more than three times as long as the other. No text is in two
+    parts: a page is in one, and what stands on pages of two parts is in the later alone (validation after training,
+    test after both).
 
     source: "manpages", paragraphs of manual pages, or "libreoffice", of the help of LibreOffice, from Debian packages
     that are extracted, not installed; "files", the user's own. With a `path` it is "files" unless another is given.
@@ -72,4 +73,4 @@ class Translation(ParallelTexts):
         given = Path(self.path).expanduser() if self.path else data_root(data_dir) / self.name
         backward = self.languages.endswith("-en")
         language = self.languages.replace("en", "").strip("-")
-        return parallel_packages.source(self.chosen, given, language, backward, self.shares)
+        return parallel_packages.source(self.chosen, given, language, backward, self.shares, self.keep_copies)
