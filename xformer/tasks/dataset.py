@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
 _FILE = "preprocessing.json"
 VOCABULARY = "vocabulary.json"
 
@@ -219,6 +220,12 @@ class TaskData:
             **facts,
         }
         logger.info(self.summary)
+        for split, count in self.info.get("near_duplicates", {}).items():
+            if count:
+                some = (
+                    f"{self.info.get('source', 'the data')}: {count:,} of {len(corpus.splits[split]):,} {split} texts"
+                )
+                _warn(f"{some} are training texts too, but for case and white space")
 
     @property
     def summary(self) -> str:
@@ -324,3 +331,8 @@ def _halves(texts: Any) -> str:
 def _is_text(value: Any) -> bool:
     """Whether a value is a string of whole characters: half of a surrogate pair, as JSON may hold, is none."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+@functools.cache  # data is opened again and again, by each run of a comparison
+def _warn(message: str) -> None:
+    logger.warning(message)
