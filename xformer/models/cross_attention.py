@@ -32,11 +32,11 @@ def check(attention: Attention, context_len: int, num_heads: int, head_dim: int,
         try:
             jax.eval_shape(lambda op=op: _call(op, context_len, num_heads, head_dim, num_kv_heads or num_heads))
         except (ValueError, NotImplementedError) as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()).partition(": with q_len ")[0]  # nobody can give a query_offset here
             raise ArgumentError(
                 f"{path}.name",
-                f"{path} takes an op to which positions mean nothing, as those of a target are none of its source, got "
-                f"{op}: {reason}",
+                f"{path} takes an op to which positions mean nothing, such as full or linformer without a position "
+                f"term, as those of a target are none of its source; {reason}",
             ) from error
 
 
