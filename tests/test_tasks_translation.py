@@ -169,7 +169,11 @@ def test_tables_of_pairs(tmp_path):
     jsonl.write_text("".join(json.dumps({"en": one, "de": two}) + "\n" for one, two in rows))
     own = parallel_files.read(parallel_files.Files(tsv, None), ("source", "target"))
     assert own == parallel_files.read(parallel_files.Files(jsonl, None), ("en", "de")) == [Pair(*row) for row in rows]
+    lines = tmp_path / "a.en"
+    lines.write_text("house\n")
     for options, message in (
+        ({"path": str(lines)}, r"^path: .*a\.en must be a table .*, or have task\.target_path: the file of its"),
+        ({"path": str(tsv), "test_path": str(lines)}, r"^test_path: .*, or have task\.test_target_path: the file"),
         ({"path": str(jsonl)}, "has no field 'target'"),
         ({"path": str(tmp_path / "none.tsv")}, "takes a file that is there"),
         ({"path": str(tsv), "source": "manpages", "target_path": str(tsv)}, "target_path is for one's own files"),

@@ -24,7 +24,6 @@ from xformer.tasks import TargetTokens, reading
 from xformer.train import workdir as folders
 
 MAX_TOKENS = 200
-TABLES = (".jsonl", ".ndjson", ".csv", ".tsv")  # whose lines are more than a text
 
 
 def command(argv: Sequence[str]) -> None:
@@ -93,7 +92,7 @@ def _texts(args: Any, targets: bool) -> list[str]:
     path = Path(args.input).expanduser()
     if not path.is_file():
         raise ConfigError(f"--input: got {args.input!r}, takes a file that is there")
-    if path.suffix.lower() in TABLES:
+    if path.suffix.lower() in reading.TABLES:  # whose lines are more than a text
         raise ConfigError(f"--input: got {args.input!r}, a table, takes a file with a text a line and nothing else")
     if args.out is not None and Path(args.out).expanduser().resolve() == path.resolve():
         raise ConfigError(f"--out: got {args.out!r}, which is --input, takes another file")

@@ -52,22 +52,23 @@ def _read(
     keep_copies: bool,
 ) -> Texts:
     counts: dict[str, int] = {}
-    found = {part: read(own, fields) for part, own in files.items()}
+    found = {part: read(own, fields, part) for part, own in files.items()}
     train = pairs.cleaned(found["train"], counts, ratio, keep_copies)
     cut = pairs.by_group(pairs.grouped(train), {part: s for part, s in shares.items() if part not in found}, counts)
     return pairs.as_texts({**found, **cut}, counts)
 
 
-def read(files: Files, fields: tuple[str, str]) -> list[Pair]:
+def read(files: Files, fields: tuple[str, str], part: str = "train") -> list[Pair]:
     """All pairs of a part. ValueError, one line that names the place, for what can't be a pair."""
     if files.target is not None:
         return _lines(files.path, files.target)
-    documents = reading.read_unlabelled(files.path, *fields)
-    if documents[0].second is None:
+    if files.path.suffix.lower() not in reading.TABLES:
+        before = "" if part == "train" else f"{part}_"
         raise ValueError(
-            f"path: {files.path} must be a table of the fields {fields[0]!r} and {fields[1]!r}, or have a target_path: "
-            "a file with a line for each of its lines"
+            f"{before}path: {files.path} must be a table ({', '.join(reading.TABLES)}) of the fields {fields[0]!r} and "
+            f"{fields[1]!r}, or have task.{before}target_path: the file of its targets, a line for each of its lines"
         )
+    documents = reading.read_unlabelled(files.path, *fields)
     return [Pair(document.text, document.second or "") for document in documents]
 
 

@@ -102,6 +102,10 @@ def read_unlabelled(path: Path, text_field: str, second_field: str | None = None
     return documents
 
 
+TABLES = (".jsonl", ".ndjson", ".csv", ".tsv")
+"""Endings of files with a row for each document, lower case."""
+
+
 def _rows(path: Path, fields: Sequence[str], others: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, row) of a table. Raises ValueError for a file of another kind; `others` names what is read besides."""
     readers: dict[str, Callable[[], Iterator[tuple[int, dict[str, Any]]]]] = {
