@@ -129,7 +129,7 @@ def test_long_documents_in_csv(tmp_path):
         (
             "a.jsonl",
             '{"text": "a", "label": 1}\n{"text": "b", "label": "1"}',
-            r"line 2: .* is the string 1, and in an earlier line the number",
+            r"line 2: .* has the string 1, which stands before as the number",
         ),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": 1}', r"one class only, '1'"),
         ("a.jsonl", b'{"text": "\xff", "label": 1}', r"a.jsonl line 1 is not UTF-8 \(byte 10\)"),

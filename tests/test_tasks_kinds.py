@@ -86,6 +86,8 @@ def test_numbers_of_every_format(tmp_path, name):
         ("labels", [("a", ["x"]), ("b", 1.5)], "line 2: field 'label' must be a list of labels, or labels with ';'"),
         ("labels", [("a", ["x"]), ("b", [1.5])], "line 2: field 'label' must be a label (int or printable string)"),
         ("labels", [("a", "x;;y"), ("b", "x")], "line 1: field 'label' must be a label (int or printable string)"),
+        ("labels", [("a", [1, "x"]), ("b", ["1"])], "line 2: field 'label' has the string 1, which stands before as"),
+        ("labels", [("a", ["1", 1])], "line 1: field 'label' has the number 1, which stands before as the string"),
         ("labels", [("a", []), ("b", "")], "no document in"),
     ],
 )  # fmt: skip

@@ -33,6 +33,7 @@ class Labels(abc.ABC):
         self.class_names: list[str] = []
         self.center = 0.0
         self.scale: float | None = None
+        self._kinds: dict[tuple[str, str], type] = {}  # of each label of a file, int or str
 
     @abc.abstractmethod
     def parse(self, place: str, what: str, value: Any) -> Any:
@@ -62,6 +63,20 @@ class Labels(abc.ABC):
     def encode(self, labels: Sequence[Any]) -> Any:
         """The targets, as `Ragged.labels`."""
 
+    def _clean(self, place: str, what: str, value: Any) -> str:
+        """A label as `clean_label` spells it. Raises ValueError as that, and for 1 and "1" in one file, which would be
+        one class.
+        """
+        label = clean_label(place, what, value)
+        file = place.rpartition(" line ")[0]
+        if self._kinds.setdefault((file, label), type(value)) is not type(value):
+            kind, other = ("string", "number") if isinstance(value, str) else ("number", "string")
+            raise ValueError(
+                f"documents: {place}: {what} has the {kind} {label:.40}, which stands before as the {other}; a class "
+                "is one or the other in all of a file"
+            )
+        return label
+
     def _known(self, document: Document, labels: Collection[str]) -> None:
         for label in labels:
             if label not in self.class_names:
@@ -76,20 +91,8 @@ class OneClass(Labels):
 
     family: ClassVar[Family] = Classification()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kinds: dict[tuple[str, str], type] = {}  # of each label of a file, int or str
-
     def parse(self, place: str, what: str, value: Any) -> str:
-        label = clean_label(place, what, value)
-        file = place.rpartition(" line ")[0]
-        if self._kinds.setdefault((file, label), type(value)) is not type(value):
-            kind, other = ("string", "number") if isinstance(value, str) else ("number", "string")
-            raise ValueError(
-                f"documents: {place}: {what} is the {kind} {label:.40}, and in an earlier line the {other}; a class is "
-                "one or the other in all of a file"
-            )
-        return label
+        return self._clean(place, what, value)
 
     def fit(self, path: str, documents: Sequence[Document]) -> None:
         self.class_names = ordered({document.label for document in documents})
@@ -126,7 +129,7 @@ class LabelSets(Labels):
                 f"documents: {place}: {what} must be a list of labels, or labels with {self._separator!r} between, "
                 f"got {value!r:.40}"
             )
-        return frozenset(clean_label(place, what, label) for label in value)
+        return frozenset(self._clean(place, what, label) for label in value)
 
     def fit(self, path: str, documents: Sequence[Document]) -> None:
         self.class_names = ordered({label for document in documents for label in document.label})
