@@ -327,6 +327,7 @@ def test_what_submitit_refuses_is_one_line(tmp_path, capsys):
         ("cluster=local,slurm_partitoin=a", "got slurm_partitoin='a', takes timeout_min, mem_gb"),
         ("cluster=local,slurm_partitoin=a", "did you mean slurm_partition?"),
         ("cluster=local,timeout=5", "got timeout=5, takes timeout_min"),
+        ("cluster=local,cpus-per-task=5", "got cpus-per-task=5, takes timeout_min, mem_gb"),
         ("cluster=local,cpus_per_task=a", "got cpus_per_task='a', takes cpus_per_task of type int"),
         ("nodes=2", "takes 1"),
     ):

@@ -104,7 +104,7 @@ class OnSlurm:
 
 def _refusal(parameters: Mapping[str, Any], message: str) -> str:
     """What submitit refuses, in the words of the flag."""
-    if found := re.search(r"[Pp]arameter '(\w+)'", message):
+    if found := re.search(r"[Pp]arameter '([^']+)'", message):
         given, near = found[1], did_you_mean(found[1], (*SHARED, "slurm_partition"))
         return (
             f"--resources: got {given}={parameters.get(given)!r}, takes {', '.join(SHARED)}, and SLURM's own as "
