@@ -66,8 +66,9 @@ def test_fit_leaves_logging_flags_and_signals_alone(fitted):
 def test_a_config_in_any_form_is_the_same_run(fitted):
     workdir, data_dir, result, *_ = fitted
     as_text = [f"{key}={value}" for key, value in SMALL.items()]
-    plain = config.read("demo:full")
-    for given in ("demo:full", shipped.folder() / "demo.py", plain, ConfigDict(plain), workdir / "config.json"):
+    dotted, plain = config.read("demo:full"), config.read_plain("demo:full")
+    assert isinstance(plain, dict) and dotted.train.num_steps == plain["train"]["num_steps"]
+    for given in ("demo:full", shipped.folder() / "demo.py", plain, dotted, ConfigDict(plain), workdir / "config.json"):
         assert xformer.fit(given, workdir, overrides=as_text, data_dir=data_dir) == result
     with pytest.raises(WorkdirMismatch, match="seed"):
         xformer.fit("demo:full", workdir, overrides=SMALL | {"seed": 1}, data_dir=data_dir)

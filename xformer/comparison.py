@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from xformer import budget, experiment, presets, pretraining, schema, sections, tuning
 from xformer.checks import ArgumentError
-from xformer.config import check, override, plain, read
+from xformer.config import check, override, plain, read_plain
 from xformer.schema import ConfigError, Text
 
 __all__ = [
@@ -73,7 +73,7 @@ def load_comparison(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     `seeds=0` is one seed, `seeds=0,1` are two.
     """
     to_base = lambda item: f"base.{item}" if re.split("[.=]", item)[0] in sections.SECTIONS else item
-    config = read(spec)
+    config = read_plain(spec)
     overrides = [re.sub(r"^seeds=\s*(\d+)\s*$", r"seeds=(\1,)", to_base(item)) for item in overrides]
     for item in [item for item in overrides if re.match(r"variants=\s*[^\s{]", item)]:
         overrides.remove(item)

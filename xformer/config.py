@@ -24,6 +24,7 @@ __all__ = [
     "override",
     "plain",
     "read",
+    "read_plain",
 ]
 
 
@@ -64,10 +65,15 @@ def load_experiment(spec: str, overrides: Sequence[str] = ()) -> Experiment:
     Raises:
       ConfigError: one line, for a wrong file, argument, override or config.
     """
-    return build(override(read(spec), overrides))
+    return build(override(read_plain(spec), overrides))
 
 
-def read(spec: str) -> dict[str, Any]:
+def read(spec: str) -> ConfigDict:
+    """What the config file says, unchecked, to build another config from: `read("demo:full").train.num_steps`."""
+    return experiment.as_config(read_plain(spec))
+
+
+def read_plain(spec: str) -> dict[str, Any]:
     """What the config file says, as nested dicts, unchecked."""
     match = re.fullmatch(r"(?P<path>.*?\.(?P<kind>py|json))(?::(?P<arg>.*))?", shipped.locate(spec))
     if match is None:

@@ -150,7 +150,7 @@ class Experiment:
 def as_config(values: Mapping[str, Any]) -> ConfigDict:
     """Nested dicts as a ConfigDict that keeps their order (which is that of a comparison's variants)."""
     inner = {key: as_config(value) if isinstance(value, Mapping) else value for key, value in values.items()}
-    return ConfigDict(inner, sort_keys=False)
+    return ConfigDict(inner, sort_keys=False, allow_dotted_keys=True)  # a grid to tune may be written so
 
 
 def as_json(config: Mapping | ConfigDict) -> dict[str, Any]:

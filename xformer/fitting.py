@@ -44,7 +44,7 @@ def fit(
       Diverged, CallbackFailed, CheckpointError, WarmStartError, WorkdirBusy, WorkdirMismatch: as their messages say.
     """
     workdir = Path(workdir)
-    given = files.read(str(config)) if isinstance(config, str | Path) else config
+    given = files.read_plain(str(config)) if isinstance(config, str | Path) else config
     plain = given.to_dict() if isinstance(given, ConfigDict) else dict(given)
     built = experiment.build(files.override(plain, as_overrides(overrides)))
     experiment.check_devices(built)

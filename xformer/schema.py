@@ -12,6 +12,8 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
+from ml_collections import ConfigDict
+
 from xformer import checks, lookup
 from xformer.arguments import REQUIRED, Parameter, parameters
 
@@ -174,8 +176,9 @@ def storable(value: Any) -> bool:
 
 
 def as_mapping(path: str, value: Any) -> dict[str, Any]:
-    """A section as a dict; a section typed whole on the command line is a literal."""
+    """A section as a dict, a ConfigDict too; a section typed whole on the command line is a literal."""
     value = value.literal() if isinstance(value, Text) else value
+    value = value.to_dict() if isinstance(value, ConfigDict) else value
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}: got {show(value)}, takes a section of keys")
     return dict(value)

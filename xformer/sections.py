@@ -60,7 +60,7 @@ def check_keys(config: Mapping | ConfigDict) -> dict[str, Any]:
     The attention section is left without what it does not set: that depends on the length of the inputs. So is the
     model section: the sizes that the task gives are no keys of it.
     """
-    given = config.to_dict() if isinstance(config, ConfigDict) else schema.as_mapping("config", config)
+    given = schema.as_mapping("config", config)
     if "variants" in given:
         raise ConfigError("--config: this is a comparison; run it with xformer compare")
     sections = {name: Parameter(Any) for name in SECTIONS}

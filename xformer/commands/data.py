@@ -24,7 +24,7 @@ from typing import Any
 from xformer import config_errors, parts, schema, tasks
 from xformer.commands import cli, describe
 from xformer.comparison import comparison_parts, comparison_runs, load_comparison
-from xformer.config import override, read
+from xformer.config import override, read_plain
 from xformer.config_help import task_help
 from xformer.experiment import build
 from xformer.report import formatting
@@ -172,7 +172,7 @@ def _tasks(flag: str, name: str, config: str | None, overrides: Sequence[str]) -
         given = override({"task": {"name": name}}, overrides)["task"]
         section = check_task("task", given)
         return [(section, _construct(section, lambda: tasks.build(section)))]
-    raw = read(config)
+    raw = read_plain(config)
     if "variants" in raw:
         compared = comparison_parts(load_comparison(config, overrides)).values()
         sections = [run.task.to_dict() for part in compared for _, _, run in comparison_runs(part)]

@@ -22,7 +22,7 @@ from flax import nnx
 
 from xformer import cost, critical_path, tasks
 from xformer.commands import cli, memory_by_mesh, pictures
-from xformer.config import override, read
+from xformer.config import override, read_plain
 from xformer.config_help import experiment_help
 from xformer.experiment import Experiment, as_json, build, check_cuts
 from xformer.nn.experts import active_params
@@ -62,7 +62,7 @@ def command(argv: Sequence[str]) -> None:
     if args.depth < 1:
         raise ConfigError(f"--depth: got {args.depth}, takes an integer from 1")
     out, meshes = parser.picture(args.out), [memory_by_mesh.mesh_sizes(text) for text in args.mesh]
-    experiment = build(override(read(args.config), overrides))
+    experiment = build(override(read_plain(args.config), overrides))
     if out is not None and experiment.attention is None:
         raise ConfigError(f"--out: got {args.out!r}, but model {experiment.config.model.name} has no attention to draw")
     if args.keys or args.config_help:
