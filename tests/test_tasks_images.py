@@ -36,6 +36,7 @@ def test_images_are_read_as_they_are_stored(tmp_path):
     task = ImageClasses(path=write_images(tmp_path))
     data = opened(task, tmp_path / "data")
     assert {split: data.num_examples(split) for split in data.splits} == {"train": 36, "validation": 4, "test": 12}
+    assert data.summary == "images of 28 x 28 pixels: 36 train, 4 validation, 12 test"
     assert data.class_names[9] == "Ankle boot" and task.shape == (28, 28, 1)
     images = task.inputs(next(data.batches("test", 12, seed=0, shuffle=False, epochs=1)))["images"]
     with gzip.open(tmp_path / "t10k-images-idx3-ubyte.gz") as file:

@@ -209,9 +209,16 @@ class ImageData(TaskData):
     """Images as rows of values; those of training with what their views are drawn by."""
 
     def __init__(self, task: ImageClasses, corpus: store.Corpus) -> None:
-        super().__init__(corpus, task.length)
         self._task = task
+        super().__init__(corpus, task.length)
         self.sizes = Sizes({**self.sizes, **_image_sizes(task.shape)})
+
+    @property
+    def summary(self) -> str:
+        """One line for people: the size of the images and how many there are; how many tokens one is says the model."""
+        height, width, channels = self._task.shape
+        counts = ", ".join(f"{count:,} {split}" for split, count in self.info["num_examples"].items())
+        return f"images of {height} x {width} pixels{' in colour' * (channels > 1)}: {counts}"
 
     def _change(self, split: str, seed: int) -> pipeline.Change | None:
         task = self._task
