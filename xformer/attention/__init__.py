@@ -8,6 +8,7 @@ from xformer.attention.bigbird import BigBird
 from xformer.attention.compressed import Compressed
 from xformer.attention.cost import Cost
 from xformer.attention.dot_product_attention import dot_product_attention
+from xformer.attention.engine.trees import NO_PATH, tree_distances, tree_paths
 from xformer.attention.full import Full
 from xformer.attention.interface import Attention
 from xformer.attention.layers import Layers, entries
@@ -26,6 +27,7 @@ from xformer.attention.retention import Retention
 from xformer.attention.routing import Routing
 from xformer.attention.shape import Shape
 from xformer.attention.shaw_2d import Shaw2D
+from xformer.attention.shaw_tree import ShawTree
 from xformer.attention.signature import AttentionCallable, Options
 from xformer.attention.sinkhorn import Sinkhorn
 from xformer.attention.sparse import Sparse
@@ -35,6 +37,7 @@ from xformer.attention.window import Window
 
 __all__ = [
     "ATTENTIONS",
+    "NO_PATH",
     "POSITIONS",
     "ALiBi",
     "Attention",
@@ -61,6 +64,7 @@ __all__ = [
     "Shape",
     "Shaw",
     "Shaw2D",
+    "ShawTree",
     "Sinkhorn",
     "Sparse",
     "Synthesizer",
@@ -71,4 +75,6 @@ __all__ = [
     "dot_product_attention",
     "entries",
     "merge_parts",
+    "tree_distances",
+    "tree_paths",
 ]

@@ -39,11 +39,13 @@ class Call:
       dropout_rate: 0.0 when deterministic.
       plan: the plan that the caller gave, or None.
       global_tokens: bool `[batch or 1, kv_len]` or None.
+      q_paths, kv_paths: int32 `[batch or 1, length, levels]` or None.
+      distances: int32 `[batch or 1, q_len, kv_len]` or None.
       out_dtype, batch_shape: what `restore` gives back.
     """
 
     BATCHED: ClassVar = ("query", "key", "value", "bias", "mask", "q_segments", "kv_segments", "query_offset",
-                         "global_tokens")  # fmt: skip
+                         "global_tokens", "q_paths", "kv_paths", "distances")  # fmt: skip
 
     query: Array
     key: Array
@@ -68,6 +70,9 @@ class Call:
     out_dtype: Any
     batch_shape: tuple[int, ...]
     global_tokens: Array | None = None
+    q_paths: Array | None = None
+    kv_paths: Array | None = None
+    distances: Array | None = None
 
     @property
     def batch(self) -> int:
@@ -118,6 +123,7 @@ def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
     flat = lambda x: x.reshape(math.prod(batch_shape), *x.shape[len(batch_shape) :])
     q_segments, kv_segments = _of_tokens("segment_ids", options.segment_ids, batch_shape, q_len, kv_len)
     q_positions, kv_positions, position_range = _positions(options, batch_shape, q_len, kv_len)
+    q_paths, kv_paths = _paths(options.paths, batch_shape, q_len, kv_len)
     dropout_rate = 0.0 if options.deterministic else options.dropout_rate
     if not 0.0 <= dropout_rate < 1.0:
         raise ValueError(f"dropout_rate must be in [0, 1), got {dropout_rate}")
@@ -147,6 +153,9 @@ def normalize(query: Array, key: Array, value: Array, options: Options) -> Call:
         out_dtype=query.dtype,
         batch_shape=batch_shape,
         global_tokens=_global_tokens(options.global_tokens, batch_shape, q_len, kv_len),
+        q_paths=q_paths,
+        kv_paths=kv_paths,
+        distances=_distances(options, batch_shape, q_len, kv_len),
     )
 
 
@@ -263,6 +272,39 @@ def _of_tokens(name: str, arrays: Any, batch_shape: tuple[int, ...], q_len: int,
             raise ValueError(f"{name} of the {side} must be [*batch, length] = {want}, got {ids.shape}")
         out.append(_one_batch_axis(wide, batch_shape))
     return tuple(out)
+
+
+def _paths(paths: Any, batch_shape: tuple[int, ...], q_len: int, kv_len: int) -> Any:
+    """Those of the queries and of the keys; None where they were not given."""
+    if paths is None:
+        return None, None
+    pair = paths if isinstance(paths, tuple) else (paths, paths)
+    levels = next((jnp.shape(x)[-1] for x in pair if jnp.shape(x)), 0)
+    if len(pair) != 2 or not levels:
+        raise ValueError("paths must be an int array [*batch, length, levels] or a tuple (of queries, of keys) of them")
+    sides = (pair[0], q_len, "paths of the query"), (pair[1], kv_len, "paths of the key")
+    return tuple(_integers(name, x, batch_shape, (length, levels)) for x, length, name in sides)
+
+
+def _distances(options: Options, batch_shape: tuple[int, ...], q_len: int, kv_len: int) -> Array | None:
+    if options.distances is None:
+        return None
+    if options.paths is not None:
+        raise ValueError("distances are in place of paths: give one of them")
+    return _integers("distances", options.distances, batch_shape, (q_len, kv_len))
+
+
+def _integers(name: str, x: Any, batch_shape: tuple[int, ...], own: tuple[int, ...]) -> Array:
+    """Integers `[*batch, *own]`, of which the batch may broadcast, as int32 with one batch axis."""
+    want = (*batch_shape, *own)
+    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"{name} must be an int array {list(want)}, got {getattr(x, 'dtype', repr(x))}")
+    x = jnp.asarray(x, jnp.int32)
+    wide = x.reshape((1,) * (len(want) - x.ndim) + x.shape)
+    fits = wide.shape[-len(own) :] == own and wide.ndim == len(want)
+    if not fits or any(have not in (1, size) for have, size in zip(wide.shape, want, strict=True)):
+        raise ValueError(f"{name} must be [*batch, ...] = {list(want)}, got {list(x.shape)}")
+    return _one_batch_axis(wide, batch_shape)
 
 
 def _global_tokens(tokens: Any, batch_shape: tuple[int, ...], q_len: int, kv_len: int) -> Array | None:

@@ -114,6 +114,8 @@ class ChosenPairs(PatternAttention):
                 f'implementation="{self.implementation}" cannot do this call: the pairs of {self._name} depend on data'
             )
         inputs, controls, settings, _ = self._split(call, params)
+        if call.distances is not None and not self.is_dense(*call.lengths):
+            raise NotImplementedError(f"{self._name} cannot honour distances: its pairs are gathered; give paths")
         chosen = self._chosen(call, params)
         if self.is_dense(*call.lengths):
             out, lse, _ = self._dense(chosen, call, inputs, controls, settings)
@@ -209,8 +211,10 @@ def attend_lists(
     batch, heads, orders, num_queries, _ = lists.query.shape
     settings = dataclasses.replace(settings, code_pairs=pairs, pattern=None)
     relative, bias = inputs.relative, _bias_of_lists(inputs.bias, lists)
+    of_tokens = _paths_of_lists(controls, lists)
+    by_list = lambda x: x.reshape(-1, 1, 1, *x.shape[-2:])
 
-    def attend(relative: Any, lists: Lists, bias: Any, first: Array, rng: Any) -> tuple[Array, Array]:
+    def attend(relative: Any, lists: Lists, bias: Any, paths: Any, first: Array, rng: Any) -> tuple[Array, Array]:
         flat = lambda x: x.reshape(-1, *x.shape[-2:])  # all lists as so many examples of one head
         query, key, value = flat(lists.query), flat(lists.key), flat(lists.value)
         own = Inputs(query[:, :, None, None], key[:, :, None], value[:, :, None], None, relative)
@@ -222,18 +226,20 @@ def attend_lists(
             tokens = lambda x: x.reshape(-1, 1, 1, 1, x.shape[-1])
             q_positions = jnp.swapaxes(tokens(lists.q_tokens + controls.offset), 3, 4)
             own_controls = own_controls._replace(q_positions=q_positions, kv_positions=tokens(lists.kv_tokens))
+        if paths is not None:
+            own_controls = own_controls._replace(q_paths=by_list(paths[0]), kv_paths=by_list(paths[1]))
         out, lse = engine.attend(own, own_controls, settings)
         shape = *lists.query.shape[:-2], -1
         return out[:, :, 0, 0].reshape(*shape[:-1], num_queries, out.shape[-1]), lse[:, :, 0, 0].reshape(shape)
 
     rng = controls.dropout_rng
     if relative is None or all(x.shape[0] == 1 for x in jax.tree.leaves(relative)):
-        return attend(relative, lists, bias, jnp.zeros((), jnp.int32), rng)
+        return attend(relative, lists, bias, of_tokens, jnp.zeros((), jnp.int32), rng)
     # Terms differ by head.
     first = jnp.arange(heads) * (batch * orders)
     of_heads = jax.tree.map(lambda x: 0 if x.shape[0] > 1 else None, relative)
     split = jax.tree.map(lambda x: x[:, None] if x.shape[0] > 1 else x, relative)
-    return jax.vmap(attend, (of_heads, 1, 1, 0, None), 1)(split, lists, bias, first, rng)
+    return jax.vmap(attend, (of_heads, 1, 1, 1, 0, None), 1)(split, lists, bias, of_tokens, first, rng)
 
 
 def _bias_of_lists(bias: Array | None, lists: Lists) -> Array | None:
@@ -248,6 +254,18 @@ def _bias_of_lists(bias: Array | None, lists: Lists) -> Array | None:
     if bias.shape[4] > 1:
         bias = jnp.take_along_axis(bias, lists.kv_tokens[..., None, :], axis=4, mode="clip")
     return bias
+
+
+def _paths_of_lists(controls: Controls, lists: Lists) -> tuple[Array, Array] | None:
+    """The paths of the queries and keys of every list, `[batch, heads, lists, queries, levels]` and the keys last."""
+    if controls.q_paths is None or controls.kv_paths is None:
+        return None
+    pick = jax.vmap(lambda paths, tokens: jnp.take(paths, tokens, axis=0, mode="clip"))
+    shape = (lists.q_tokens.shape[0], *controls.q_paths.shape[-2:])
+    of_queries = pick(jnp.broadcast_to(controls.q_paths[:, 0, 0], shape), lists.q_tokens)
+    by_key = jnp.swapaxes(controls.kv_paths[:, 0, 0], 1, 2)
+    of_keys = pick(jnp.broadcast_to(by_key, (len(lists.kv_tokens), *by_key.shape[1:])), lists.kv_tokens)
+    return of_queries, jnp.swapaxes(of_keys, -1, -2)
 
 
 def merge_bias_heads(bias: Array) -> Array:

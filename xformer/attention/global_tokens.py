@@ -98,6 +98,7 @@ def _gather(
     columns = dataclasses.replace(
         call, key=of_keys(call.key), value=of_keys(call.value), bias=bias, mask=mask, sinks=None,
         kv_segments=of_keys(call.kv_segments), query_offset=None, q_positions=positions[None], kv_positions=keys,
+        kv_paths=of_keys(call.kv_paths), distances=None if call.distances is None else _take(call.distances, keys, 2),
     )  # fmt: skip
     merged = merge_parts([near, whole.attend_lse(with_keys(columns, exist), params)])
     # Queries that are global, to all keys.
@@ -106,7 +107,8 @@ def _gather(
     bias, mask = (x if x is None or x.shape[2] == 1 else _take(x, places, 2) for x in (call.bias, call.mask))
     rows = dataclasses.replace(
         call, query=of_rows(call.query), bias=bias, mask=mask, q_segments=of_rows(call.q_segments), query_offset=None,
-        q_positions=jnp.take(positions, places), kv_positions=jnp.arange(kv_len)[None],
+        q_positions=jnp.take(positions, places), kv_positions=jnp.arange(kv_len)[None], q_paths=of_rows(call.q_paths),
+        distances=of_rows(call.distances),
     )  # fmt: skip
     examples, at = jnp.arange(call.batch)[:, None], jnp.where(exist, places, q_len)
     attended = whole.attend_lse(rows, params)

@@ -62,6 +62,11 @@ class Attention(AttentionCallable):
             )
 
     @property
+    def reads_trees(self) -> bool:
+        """Whether calls need `paths` or `distances`, for a position term."""
+        return False
+
+    @property
     def _name(self) -> str:
         return type(self).__name__
 
@@ -136,6 +141,11 @@ class Attention(AttentionCallable):
             raise NotImplementedError(
                 f"{self._name} cannot honour global_tokens: none of its tokens are; Longformer can"
             )
+        for name in ("paths", "distances"):
+            if getattr(options, name) is not None and not self.reads_trees:
+                raise NotImplementedError(
+                    f"{self._name} cannot honour {name}: it has no position term that reads trees; ShawTree does"
+                )
         op = dataclasses.replace(self, causal=True) if options.is_causal and not self.causal else self
         call = normalize(query, key, value, options)
         if call.dropout_rate and "dropout_rate" in self.REFUSES:

@@ -43,6 +43,10 @@ class Layers(Attention):
         object.__setattr__(self, "ops", ops)
         object.__setattr__(self, "causal", all(op.causal for op in ops))
 
+    @property
+    def reads_trees(self) -> bool:
+        return any(op.reads_trees for op in self.ops)
+
     def at_layer(self, index: int) -> Attention:
         return self.ops[index % len(self.ops)].at_layer(index)
 

@@ -158,6 +158,10 @@ class PatternAttention(Attention):
         return merge_heads(out), merge_heads(lse)
 
     @property
+    def reads_trees(self) -> bool:
+        return self.position is not None and self.position.reads_trees
+
+    @property
     def _by_position(self) -> bool:
         """Whether nothing but positions decides which pairs attend: neither what keys hold nor a subclass's own way."""
         alike = (getattr(type(self), name) is getattr(PatternAttention, name) for name in ("attend", "listed_tiles"))
@@ -347,6 +351,8 @@ class PatternAttention(Attention):
         """The call as the engine has it: heads split, queries and keys rotated, the plan checked."""
         (q_len, kv_len), num_heads = call.lengths, call.query.shape[2]
         self.check_params(params, call)
+        if self.reads_trees and call.q_paths is None and call.distances is None:
+            raise ValueError(f"{self.position} needs the trees of the tokens: give paths or distances, got neither")
         offset: int | Array = 0
         query, key, relative = call.query, call.key, None
         if call.q_positions is not None and call.kv_positions is not None:

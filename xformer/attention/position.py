@@ -19,6 +19,7 @@ from xformer.attention.position_term import FARTHEST, Position
 from xformer.attention.rotary import Rotary
 from xformer.attention.shape import Shape
 from xformer.attention.shaw_2d import Shaw2D
+from xformer.attention.shaw_tree import ShawTree
 from xformer.attention.signature import Params
 from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
@@ -194,6 +195,7 @@ POSITIONS: Table[Any] = Table(
         "none": None,
         "shaw": Shaw,
         "shaw_2d": Shaw2D,
+        "shaw_tree": ShawTree,
         "music": MusicRelative,
         "t5": T5Bias,
         "alibi": ALiBi,

@@ -45,6 +45,11 @@ class Position:
         return True
 
     @property
+    def reads_trees(self) -> bool:
+        """Whether it needs `paths` or `distances` of a call."""
+        return False
+
+    @property
     def num_positions(self) -> int | None:
         """How many positions, from 0, the term can tell apart; None: any number."""
         return None

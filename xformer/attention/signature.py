@@ -38,6 +38,8 @@ class Options:
     params: Params | None = None
     plan: Any = None
     global_tokens: Array | None = None
+    paths: Array | tuple[Array, Array] | None = None
+    distances: Array | None = None
 
 
 class AttentionCallable:
@@ -69,6 +71,8 @@ class AttentionCallable:
         params: Params | None = None,
         plan: Any = None,
         global_tokens: Array | None = None,
+        paths: Array | tuple[Array, Array] | None = None,
+        distances: Array | None = None,
     ) -> Array:
         """Attends. The arguments are those of Flax's `attention_fn`, and a few more.
 
@@ -112,6 +116,11 @@ class AttentionCallable:
             (`at_layer`), and calls for all layers share one trace.
           global_tokens: bool `[*batch, kv_len]`, the tokens of each example that attend to all and are attended by all,
             for `Longformer`, in the place of its `num_global_tokens`; other variants refuse it.
+          paths: int `[*batch, length, levels]`, or a tuple of two such arrays, for queries and for keys: the nodes from
+            the root of each token's tree down to the token, for the position term `ShawTree`; see
+            `xformer.attention.tree_distances`. Memory grows with the length, not with its square.
+          distances: int `[*batch, q_len, kv_len]`, for the same term in place of `paths`: a signed distance of every
+            pair, or `xformer.attention.NO_PATH`.
 
         Returns:
           `[*batch, q_len, num_heads, head_dim]`, as deep as the values. A query with nothing to attend to gets zeros
@@ -120,11 +129,13 @@ class AttentionCallable:
         Raises:
           ValueError: shapes that do not fit, missing params, a plan that was made for something else, or a missing
             `query_offset` where positions matter and the lengths differ; `positions` with one or with a plan.
-          NotImplementedError: an argument that the variant cannot honour.
+          NotImplementedError: an argument that the variant cannot honour; `paths` or `distances` where no position
+            term reads them.
         """
         options = Options(
             bias, mask, is_causal, segment_ids, query_offset, positions, scale, softcap, sinks, dropout_rng,
-            dropout_rate, broadcast_dropout, deterministic, dtype, precision, module, params, plan, global_tokens,
+            dropout_rate, broadcast_dropout, deterministic, dtype, precision, module, params, plan, global_tokens, paths,
+            distances,
         )  # fmt: skip
         return self.attend_with(query, key, value, options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from xformer.attention.call import Call
 from xformer.attention.dtypes import exact
@@ -29,7 +30,9 @@ def split_heads(call: Call, query: Array, key: Array, value: Array) -> tuple[Inp
     kv_positions = None if call.kv_positions is None else call.kv_positions[:, None, None, None, :]
     controls = Controls(
         None, pairs(call.mask), q_segments, kv_segments, 0, call.dropout_rng, q_positions=q_positions,
-        kv_positions=kv_positions,
+        kv_positions=kv_positions, q_paths=None if call.q_paths is None else call.q_paths[:, None, None],
+        kv_paths=None if call.kv_paths is None else jnp.swapaxes(call.kv_paths, 1, 2)[:, None, None],
+        distances=None if call.distances is None else call.distances[:, None, None],
     )  # fmt: skip
     settings = Settings(
         call.scale, call.dropout_rate, call.broadcast_dropout, precision=call.precision, softcap=call.softcap

@@ -179,7 +179,7 @@ class Synthesizer(PatternAttention):
             return jnp.moveaxis(x, axis, 0)
 
         arrays: dict[str, Any] = {}
-        for name, axis in (("query", 1), ("mask", 2), ("bias", 2), ("q_segments", 1)):
+        for name, axis in (("query", 1), ("mask", 2), ("bias", 2), ("q_segments", 1), ("q_paths", 1), ("distances", 1)):
             x = getattr(call, name)
             if x is not None and x.shape[axis] > 1:
                 arrays[name] = cut(x, axis)

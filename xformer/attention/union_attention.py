@@ -113,7 +113,7 @@ class UnionAttention(PatternAttention):
         length, num_heads = inputs.query.shape[1], inputs.query.shape[2] * inputs.query.shape[3]
         plan = self._part_plan(part, length, num_heads)
         relative = inputs.relative
-        step = part.step if relative is None or relative.grid is None else None
+        step = part.step if relative is None or relative.entries_of is None else None
         inputs, controls = in_order(part, inputs), controls_in_order(part, controls)
         if relative is not None and step is None:
             positions = part.queries.positions(length), part.keys.positions(length)
@@ -177,6 +177,9 @@ def controls_in_order(part: Part, controls: Controls) -> Controls:
         mask=_pairs_in_order(part, controls.mask),
         q_segments=None if q_segments is None else part.queries.take(q_segments, 3),
         kv_segments=None if kv_segments is None else part.keys.take(kv_segments, 4),
+        q_paths=None if controls.q_paths is None else part.queries.take(controls.q_paths, 3),
+        kv_paths=None if controls.kv_paths is None else part.keys.take(controls.kv_paths, 4),
+        distances=_pairs_in_order(part, controls.distances),
     )
 
 
@@ -189,7 +192,7 @@ def _pairs_in_order(part: Part, x: Array | None) -> Array | None:
 
 def strided(relative: Relative | None, step: int | None) -> Relative | None:
     """The term of tokens whose positions differ by `step` from one place to the next."""
-    if relative is None or relative.grid is not None or step is None or step == 1:
+    if relative is None or relative.entries_of is not None or step is None or step == 1:
         return relative
     radius = ceil_div(relative.radius, step)
     index = jnp.clip(jnp.arange(-radius, radius + 1) * step, -relative.radius, relative.radius) + relative.radius

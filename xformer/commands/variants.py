@@ -140,6 +140,8 @@ def _can(make: Callable[[], Attention], new: int = PROBED, **given: Any) -> bool
         op = make()
         params = jax.eval_shape(lambda: op.init(jax.random.key(0), _shape(PROBED)))
         x = jax.ShapeDtypeStruct((1, PROBED, HEADS, HEAD_DIM), jnp.float32)
+        if op.reads_trees:
+            given |= {"paths": (jnp.ones((1, new, 1), jnp.int32), jnp.ones((1, PROBED, 1), jnp.int32))}
         jax.eval_shape(lambda x, params: op(x[:, :new], x, x, params=params, **given), x, params)
     except REFUSED:
         return False

@@ -83,6 +83,7 @@ class EncoderClassifier(Encoder):
         *,
         token_types: Array | None = None,
         global_tokens: Array | None = None,
+        parents: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
@@ -91,7 +92,7 @@ class EncoderClassifier(Encoder):
         Returns:
           float32 logits `[batch, num_classes]`.
         """
-        given: dict[str, Any] = {"token_types": token_types, "global_tokens": global_tokens}
+        given: dict[str, Any] = {"token_types": token_types, "global_tokens": global_tokens, "parents": parents}
         options: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
         if self.chunk_len is not None:
             pooled_BxW = self._pool_chunks(inputs, mask, given, options)
@@ -106,6 +107,8 @@ class EncoderClassifier(Encoder):
         check_tokens("inputs", inputs, self.longest)
         batch, length = inputs.shape
         mask = jnp.ones(inputs.shape, bool) if mask is None else mask > 0
+        if given["parents"] is not None:
+            raise ValueError("parents cannot be had with chunk_len: trees reach from chunk to chunk")
         padding = ((0, 0), (0, -length % self.max_len))
         cut: Any = lambda x: None if x is None else jnp.pad(x, padding).reshape(-1, self.max_len)
         mask_CxT = cut(mask)

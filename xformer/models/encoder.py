@@ -10,7 +10,7 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer import layer_terms
-from xformer.attention import Attention, Shape, entries
+from xformer.attention import Attention, Shape, entries, tree_paths
 from xformer.checks import ArgumentError, check_integer
 from xformer.nn import Activation, EncoderBlock, NormType, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_dropout, check_heads, check_rates, check_sizes, check_tokens
@@ -46,6 +46,8 @@ class EncoderOptions(TypedDict, total=False):
     position_embedding: Literal["sinusoidal", "learned", "none"]
     position_offset: int
     num_token_types: int
+    depth_embedding: Literal["sinusoidal", "learned", "none"]
+    max_depth: int
     scale_embeddings: bool
     embedding_norm: bool
     share_attention_params: bool
@@ -85,6 +87,10 @@ class Encoder(nnx.Module):
         RoBERTa does (Liu et al. 2019, whose tables have 2 such rows).
       num_token_types: kinds of tokens, each with a vector that is added to the token embeddings (BERT's segments:
         Devlin et al. 2019, section 3); 0: none.
+      depth_embedding: likewise of how deep a token is in its tree, "sinusoidal", "learned" or "none" (absolute
+        structural positions of Wang et al. 2019, who merge them with those in the sequence by a layer; here they are
+        added). A root has depth 1, what is in no tree 0.
+      max_depth: tokens that are deeper in their tree count as their ancestor at that depth, for position terms too.
       scale_embeddings: vectors of tokens and learned positions are multiplied by sqrt(width).
       embedding_norm: a norm of the sum of the embeddings, before their dropout.
       share_attention_params: one set of the op's own parameters for all layers (Linformer's layerwise sharing); with
@@ -130,6 +136,8 @@ class Encoder(nnx.Module):
         position_embedding: Literal["sinusoidal", "learned", "none"] = "sinusoidal",
         position_offset: int = 0,
         num_token_types: int = 0,
+        depth_embedding: Literal["sinusoidal", "learned", "none"] = "none",
+        max_depth: int = 16,
         scale_embeddings: bool = True,
         embedding_norm: bool = False,
         share_attention_params: bool = False,
@@ -147,6 +155,7 @@ class Encoder(nnx.Module):
         check_rates(dropout_rate=dropout_rate, attention_dropout_rate=attention_dropout_rate)
         check_rates(hidden_dropout_rate=hidden_dropout_rate or 0.0)
         check_integer("num_token_types", num_token_types, at_least=0)
+        check_integer("max_depth", max_depth)
         if num_layers > MAX_LAYERS:
             raise ValueError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
         if pooling not in ("mean", "cls", "first", "last", None):
@@ -164,6 +173,7 @@ class Encoder(nnx.Module):
             position_embedding, num_positions, width, offset=position_offset, **vectors
         )
         self.token_types = TokenEmbedding(num_token_types, width, **vectors) if num_token_types else None
+        self.depths: Any = _make_depths(depth_embedding, max_depth + 1, width, **vectors)
         make_own_norm = lambda: make_norm(norm_type, width, epsilon=norm_epsilon, **dtypes, rngs=rngs)
         self.embedding_norm = make_own_norm() if embedding_norm else None
         self.dropout = nnx.Dropout(dropout_rate)
@@ -209,7 +219,7 @@ class Encoder(nnx.Module):
         self.final_norm = make_own_norm() if norm == "pre" else None
         self.attention, self.num_layers, self.max_len = attention, num_layers, max_len
         self.share_attention_params, self.remat, self.scan_layers = share_attention_params, remat, scan_layers
-        self.pooling, self.position_offset = pooling, position_offset
+        self.pooling, self.position_offset, self.max_depth = pooling, position_offset, max_depth
         self.has_dropout = max(dropout_rate, attention_dropout_rate, hidden_dropout_rate or 0.0) > 0
 
     @property
@@ -248,6 +258,7 @@ class Encoder(nnx.Module):
         token_types: Array | None = None,
         global_tokens: Array | None = None,
         segment_ids: Array | None = None,
+        parents: Array | None = None,
         context: Context | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
@@ -262,6 +273,9 @@ class Encoder(nnx.Module):
             tell them apart (`Longformer`); a CLS vector is one of them. None: the op's own.
           segment_ids: int `[batch, length]` of packed documents, each in one piece: tokens of different segments do not
             attend to each other, and position embeddings count from 0 in each. None: a row is one document.
+          parents: int `[batch, length]`, the place of each token's parent in its tree, negative at roots, for
+            `depth_embedding` and position terms that read trees; other models leave them aside. Of padding any number;
+            a CLS vector is in no tree.
           deterministic: no dropout.
           rngs: stream `dropout` draws all the dropout masks of this call.
 
@@ -269,13 +283,14 @@ class Encoder(nnx.Module):
           float32 `[batch, length, width]`; with a CLS vector `[batch, 1 + length, width]`, its own first.
 
         Raises:
-          ValueError: inputs of another rank or longer than `max_len`, dropout without `rngs`, or token types that the
-            model does not have.
+          ValueError: inputs of another rank or longer than `max_len`, dropout without `rngs`, token types that the
+            model does not have, or no `parents` where it needs them.
         """
         self.check_inputs(inputs)
         check_dropout(self.has_dropout, deterministic, rngs)
         if token_types is not None and self.token_types is None:
             raise ValueError("token_types must be None where num_token_types is 0, got an array")
+        paths_BxTxN = self._paths(parents, mask)
         x_BxTxW = self.embed_tokens(inputs)
         if self.token_types is not None:
             no_types = jnp.zeros(x_BxTxW.shape[:2], jnp.int32)
@@ -284,6 +299,7 @@ class Encoder(nnx.Module):
             x_BxTxW = jnp.pad(x_BxTxW, ((0, 0), (1, 0), (0, 0))).at[:, 0].set(self.cls[...].astype(x_BxTxW.dtype))
             first = lambda x: None if x is None else jnp.pad(x, ((0, 0), (1, 0)), constant_values=1)
             mask, global_tokens = first(mask), first(global_tokens)
+            paths_BxTxN = None if paths_BxTxN is None else jnp.pad(paths_BxTxN, ((0, 0), (1, 0), (0, 0)))
         if self.positions is not None:
             if segment_ids is not None:
                 x_BxTxW += self.positions.at(positions_in_segments(segment_ids), self.max_len)
@@ -292,6 +308,8 @@ class Encoder(nnx.Module):
                 x_BxTxW += self.positions.at(jnp.maximum(real_BxT - 1, 0), x_BxTxW.shape[1])
             else:
                 x_BxTxW += self.positions(x_BxTxW.shape[1])
+        if self.depths is not None and paths_BxTxN is not None:
+            x_BxTxW += self.depths.at((paths_BxTxN > 0).sum(-1), self.max_depth + 1)
         if self.embedding_norm is not None:
             x_BxTxW = self.embedding_norm(x_BxTxW)
         x_BxTxW = self.dropout(x_BxTxW, deterministic=deterministic, rngs=rngs)
@@ -314,6 +332,7 @@ class Encoder(nnx.Module):
                 remat=self.remat,
                 global_tokens=global_tokens,
                 segment_ids=segment_ids,
+                paths=paths_BxTxN,
                 context=context,
             )
         else:
@@ -326,12 +345,23 @@ class Encoder(nnx.Module):
                 remat=self.remat,
                 global_tokens=global_tokens,
                 segment_ids=segment_ids,
+                paths=paths_BxTxN,
                 context=context,
             )
         layer_terms.sow(self, terms)
         if self.final_norm is not None:
             x_BxTxW = self.final_norm(x_BxTxW)
         return x_BxTxW.astype(jnp.float32)
+
+    def _paths(self, parents: Array | None, mask: Array | None) -> Array | None:
+        """The way to each token from its root, int32 `[batch, length, max_depth]`; None where nothing reads it."""
+        if self.depths is None and not self.attention.reads_trees:
+            return None
+        if parents is None:
+            raise ValueError(
+                "parents: the model has positions in trees (depth_embedding, ShawTree) and needs them, got None"
+            )
+        return tree_paths(parents, self.max_depth, mask)
 
     def pool(self, x: Array, mask: Array | None) -> Array:
         """One vector for each example of what `encode` gave, `[batch, width]`, as `pooling` says."""
@@ -355,6 +385,13 @@ class Encoder(nnx.Module):
             model.blocks = nnx.List(blocks)
         model.scan_layers = model.remat = False
         return model
+
+
+def _make_depths(kind: Any, num_depths: int, width: int, **vectors: Any) -> nnx.Module | None:
+    try:
+        return make_positions(kind, num_depths, width, **vectors)
+    except ValueError:
+        raise ValueError(f"depth_embedding must be 'sinusoidal', 'learned' or 'none', got {kind!r}") from None
 
 
 def positions_in_segments(segment_ids: Array) -> Array:

@@ -41,6 +41,7 @@ class TokenClassifier(Encoder):
         places: Array | None = None,
         token_types: Array | None = None,
         global_tokens: Array | None = None,
+        parents: Array | None = None,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
@@ -52,6 +53,6 @@ class TokenClassifier(Encoder):
         Returns:
           float32 logits `[batch, places, num_classes]`; those of padding are finite and mean nothing.
         """
-        given: dict[str, Any] = {"token_types": token_types, "global_tokens": global_tokens}
+        given: dict[str, Any] = {"token_types": token_types, "global_tokens": global_tokens, "parents": parents}
         encoded_BxTxW = self.encode(inputs, mask, **given, deterministic=deterministic, rngs=rngs)
         return self.classify(at_places(encoded_BxTxW, places))

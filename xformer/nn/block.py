@@ -125,6 +125,7 @@ class EncoderBlock(nnx.Module):
         plan: Any = None,
         global_tokens: Array | None = None,
         segment_ids: Array | None = None,
+        paths: Array | None = None,
         context: AnyContext | None = None,
     ) -> Array: ...
 
@@ -144,13 +145,14 @@ class EncoderBlock(nnx.Module):
         plan: Any = None,
         global_tokens: Array | None = None,
         segment_ids: Array | None = None,
+        paths: Array | None = None,
         context: AnyContext | None = None,
     ) -> Array | tuple[Array, AnyCache]:
         """Maps `[batch, length, width]` to the same; `mask` bool `[batch, length]` is True at real tokens.
 
-        `plan`, `global_tokens` and `segment_ids` are for the attention op, see MultiHeadAttention. So is `cache`: then
-        `x` are the tokens that follow, and the next cache is returned besides. `context` is what cross-attention
-        reads: a `Context`, or the layer's own `ContextKeys`, without dropout.
+        `plan`, `global_tokens`, `segment_ids` and `paths` are for the attention op, see MultiHeadAttention. So is
+        `cache`: then `x` are the tokens that follow, and the next cache is returned besides. `context` is what
+        cross-attention reads: a `Context`, or the layer's own `ContextKeys`, without dropout.
 
         Raises ValueError for a `context` without cross-attention, or the other way round.
         """
@@ -160,7 +162,7 @@ class EncoderBlock(nnx.Module):
         shape, following = x.shape, cache
         options: dict[str, Any] = {"deterministic": deterministic, "rngs": rngs}
         if cache is None:
-            options |= {"plan": plan, "global_tokens": global_tokens, "segment_ids": segment_ids}
+            options |= {"plan": plan, "global_tokens": global_tokens, "segment_ids": segment_ids, "paths": paths}
 
         def attend(x_NxW: Array) -> Array:
             nonlocal following

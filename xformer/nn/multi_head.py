@@ -109,13 +109,16 @@ class MultiHeadAttention(nnx.Module):
         """An empty cache for decoding up to `max_len` tokens of `batch` sequences, as small as the op allows.
 
         Raises:
-          ValueError: `attention_fn` is no op, or one that is not causal, or the layer has `global_projections`.
+          ValueError: `attention_fn` is no op, or one that is not causal or that reads trees, or the layer has
+            `global_projections`.
         """
         if self.of_global is not None:
             raise ValueError(f"a cache cannot be had with global_projections: {NO_CACHE}")
         op = self.attention_fn.op if isinstance(self.attention_fn, AttentionFn) else None
         if op is None:
             raise ValueError(f"a cache needs an xformer.attention op as attention_fn, got {self.attention_fn!r}")
+        if op.reads_trees:
+            raise ValueError(f"a cache cannot be had with {op}: the tree of a text is not known before its end")
         sizes = batch, max_len, self.kv_heads, self.head_dim
         return init_cache(op, *sizes, self.dtype, num_heads=self.num_heads)
 
@@ -133,6 +136,7 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
         global_tokens: Array | None = None,
+        paths: Array | None = None,
     ) -> Array: ...
 
     @overload
@@ -159,6 +163,7 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs | None = None,
         plan: Any = None,
         global_tokens: Array | None = None,
+        paths: Array | None = None,
     ) -> Array | tuple[Array, AnyCache]:
         """Attends within each sequence, to `context`, or to the tokens so far.
 
@@ -178,6 +183,7 @@ class MultiHeadAttention(nnx.Module):
           plan: passed on to the op, for a layer whose number is known only at run time; see `Attention.plans`.
           global_tokens: bool `[batch, kv_len]`, passed on to an op that gives some tokens a part of their own
             (`Longformer`); for others all tokens are alike.
+          paths: int `[batch, length, levels]`, passed on to an op with a position term that reads trees (`ShawTree`).
 
         Returns:
           `[batch, length, width]` in `dtype`; with a cache also the next cache. Outputs for tokens beyond the cache's
@@ -197,6 +203,8 @@ class MultiHeadAttention(nnx.Module):
         fn = self.attention_fn
         if global_tokens is not None and isinstance(fn, AttentionFn) and fn.op.GLOBAL_TOKENS:
             options["global_tokens"] = global_tokens
+        if paths is not None and isinstance(fn, AttentionFn) and fn.op.reads_trees:
+            options["paths"] = paths
         source = x if context is None else context
         if self.share_qk and context is not None:
             raise ValueError("share_qk makes keys of what the queries are made of: it takes no context")
@@ -263,6 +271,8 @@ class MultiHeadAttention(nnx.Module):
 def _check_global_projections(op: Any, share_qk: bool, qk_norm: bool) -> None:
     if not isinstance(op, Attention) or not op.GLOBAL_TOKENS:
         raise ValueError(f"global_projections=True needs an op with global tokens, such as Longformer, got {op!r}")
+    if op.reads_trees:
+        raise ValueError(f"global_projections=True cannot be had with a position term that reads trees, got {op}")
     for name, given in (("share_qk", share_qk), ("qk_norm", qk_norm)):
         if given:
             raise ValueError(f"global_projections=True cannot be had with {name}=True: the paper has no such layer")

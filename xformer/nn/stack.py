@@ -134,7 +134,7 @@ def run_blocks(
       keys: a dropout key for each block `[layers]`; None: no dropout.
       deterministic: False in training: attention ops then update their constants.
       remat: keeps only the input of each block for the backward pass, which computes the block again.
-      inputs: `global_tokens`, `segment_ids` and `context`, each None where there is none, see EncoderBlock.
+      inputs: `global_tokens`, `segment_ids`, `paths` and `context`, each None where there is none, see EncoderBlock.
     """
     sown = []
     for index, block in enumerate(blocks):

@@ -189,7 +189,7 @@ def _by_distance(table: np.ndarray, length: int, offset: int, positions: Extensi
 # (pattern of a parameter's path, what makes a table of another length of it); rows are the last dimension but one.
 TABLES: tuple[tuple[str, Callable[[np.ndarray, int, int, Extension], np.ndarray]], ...] = (
     (r"(^|/)positions/table$", extend),
-    (r"/position/((row|column)_)?(key|value)$", _by_distance),
+    (r"/position/((row|column|sequence)_)?(key|value)$", _by_distance),
 )
 
 

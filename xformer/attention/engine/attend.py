@@ -51,6 +51,9 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Arra
         kv_positions=pad(controls.kv_positions, 4, kv_pad),
         q_codes=pad(controls.q_codes, 3, q_pad),
         kv_codes=pad(controls.kv_codes, 4, kv_pad),
+        q_paths=pad(controls.q_paths, 3, q_pad),
+        kv_paths=pad(controls.kv_paths, 4, kv_pad),
+        distances=pad_pairs(controls.distances, q_pad, kv_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
     )
     batch, _, kv_heads, groups, _ = inputs.query.shape

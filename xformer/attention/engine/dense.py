@@ -12,8 +12,9 @@ from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.gradient_guard import guard
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import HIDDEN, allowed_by_position, soft_cap
-from xformer.attention.engine.relative_by_grid import reader
+from xformer.attention.engine.relative_by_entries import reader
 from xformer.attention.engine.relative_tiles import Relative, RelativeTiles, ends_of
+from xformer.attention.engine.trees import pair_distances
 from xformer.attention.pattern import Full, Pattern
 
 Array = jax.Array
@@ -22,13 +23,23 @@ Array = jax.Array
 def relative_tiles(relative: Relative, q_len: int, kv_len: int, controls: Controls) -> tuple[RelativeTiles, Any]:
     """The whole score matrix as one tile, with products with the whole table, and its `starts`."""
     tile: Any = reader(relative, q_len, kv_len, by_position=controls.q_positions is not None)
-    if controls.q_positions is not None and controls.kv_positions is not None:
-        return tile, tile.places(controls.q_positions, controls.kv_positions)
     offset = jnp.asarray(controls.offset, jnp.int32)
+    if controls.q_positions is not None and controls.kv_positions is not None:
+        positions = controls.q_positions, controls.kv_positions
+    elif relative.entries_of is None:
+        return tile, tile.starts(offset, jnp.zeros((1, 1, 1), jnp.int32))
+    else:
+        of_queries, of_keys = offset + jnp.arange(q_len), jnp.arange(kv_len)
+        positions = of_queries[None, None, None, :, None], of_keys[None, None, None, None]
     if relative.grid is not None:
-        q_positions, kv_positions = offset + jnp.arange(q_len), jnp.arange(kv_len)
-        return tile, tile.places(q_positions[None, None, None, :, None], kv_positions[None, None, None, None])
-    return tile, tile.starts(offset, jnp.zeros((1, 1, 1), jnp.int32))
+        return tile, relative.grid.entries(*positions)
+    if relative.trees is None:
+        return tile, tile.places(*positions)
+    distances = controls.distances
+    if distances is None:
+        assert controls.q_paths is not None and controls.kv_paths is not None
+        distances = pair_distances(controls.q_paths, controls.kv_paths, relative.trees.through_root)
+    return tile, relative.trees.entries(distances, *positions)
 
 
 class Attended(NamedTuple):

@@ -105,9 +105,12 @@ def take_pairs(pairs: Array, query_tile: Array, key_tiles: Array, q_block: int, 
     """A mask or bias `[batch, kv_heads, groups, q_len or 1, kv_len or 1]` at a query tile and its key tiles."""
     if pairs.shape[3] > 1:
         pairs = jax.lax.dynamic_slice_in_dim(pairs, query_tile * q_block, q_block, 3)
-    if pairs.shape[4] == 1:
-        return pairs
-    blocks = jnp.moveaxis(pairs.reshape(*pairs.shape[:4], -1, kv_block), 4, 3)
+    return pairs if pairs.shape[4] == 1 else take_rows(pairs, key_tiles, kv_block)
+
+
+def take_rows(rows: Array, key_tiles: Array, kv_block: int) -> Array:
+    """Rows over the keys `[batch, kv_heads or 1, groups or 1, rows, kv_len]` at some key tiles."""
+    blocks = jnp.moveaxis(rows.reshape(*rows.shape[:4], -1, kv_block), 4, 3)
     return merge_pairs(take_blocks(blocks, key_tiles))
 
 

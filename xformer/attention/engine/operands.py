@@ -49,6 +49,9 @@ class Controls(NamedTuple):
       dropout_rng: a key, with `Settings.dropout_rate` above 0.
       q_codes, kv_codes: int `[b, codes, 1, length, 1]` and `[b, codes, 1, 1, length]`, numbers of each token that
         `Settings.code_pairs` tests pairs by; with one list of key tiles for all heads.
+      q_paths, kv_paths: int `[b, 1, 1, length, levels]` and `[b, 1, 1, levels, length]`, the way to each token from the
+        root of its tree, see `trees.tree_distances`.
+      distances: int `[b, 1, 1, q_len, kv_len]`, of pairs in their trees, in place of paths.
     """
 
     plan: Any  # a TilePlan, or the Shares of one
@@ -64,11 +67,17 @@ class Controls(NamedTuple):
     kv_positions: Array | None = None
     q_codes: Array | None = None
     kv_codes: Array | None = None
+    q_paths: Array | None = None
+    kv_paths: Array | None = None
+    distances: Array | None = None
 
     def examples(self, first: Array, size: int) -> Controls:
         """Those of `size` examples of the batch."""
-        names = "mask", "q_segments", "kv_segments", "q_positions", "kv_positions", "q_codes", "kv_codes"
-        arrays = {name: _examples(getattr(self, name), first, size) for name in names}
+        by_example = [
+            "mask", "q_segments", "kv_segments", "q_positions", "kv_positions", "q_codes", "kv_codes", "q_paths",
+            "kv_paths", "distances",
+        ]  # fmt: skip
+        arrays = {name: _examples(getattr(self, name), first, size) for name in by_example}
         return self._replace(**arrays, first_example=self.first_example + first)
 
 

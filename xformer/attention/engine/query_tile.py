@@ -13,8 +13,9 @@ from xformer.attention.device import present
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.engine.relative_by_grid import reader
+from xformer.attention.engine.relative_by_entries import reader
 from xformer.attention.engine.tile_plan import TileGroup
+from xformer.attention.engine.trees import pair_distances
 from xformer.attention.pattern import Pattern
 
 Array = jax.Array
@@ -227,13 +228,27 @@ class QueryTiles:
         return self.controls.offset + (self.controls.first_query_tile + chunk.query_tile) * self.q_block
 
     def starts(self, chunk: Chunk) -> Any:
-        """Where the tiles' distances start in the tables; see `RelativeTiles` and `RelativeByPosition`."""
-        if self.controls.q_positions is not None:
-            return self.relative.places(*self._positions(chunk))
-        if self.inputs.relative is not None and self.inputs.relative.grid is not None:
+        """Where the tiles' distances start in the tables; see `RelativeTiles`, `RelativeByPosition` and `RelativeByEntries`."""
+        terms, given = self.inputs.relative, self.controls.q_positions is not None
+        if terms is None or (terms.entries_of is None and not given):
+            return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
+        if given:
+            positions = self._positions(chunk)
+        else:
             of_queries = (self._first_query(chunk) + jnp.arange(self.q_block))[None, None, None, :, None]
-            return self.relative.places(of_queries, self._key_places(chunk)[None])
-        return self.relative.starts(self._first_query(chunk), chunk.key_tiles)
+            positions = of_queries, self._key_places(chunk)[None]
+        if terms.trees is not None:
+            return terms.trees.entries(self._distances(chunk, terms.trees.through_root), *positions)
+        return self.relative.places(*positions) if terms.grid is None else terms.grid.entries(*positions)
+
+    def _distances(self, chunk: Chunk, through_root: bool) -> Array:
+        """Distances of pairs in their trees, int `[batch or 1, kv_heads or 1, groups or 1, q_block, keys]`."""
+        controls, key_tiles = self.controls, chunk.key_tiles
+        if controls.distances is not None:
+            return gather.take_pairs(controls.distances, chunk.query_tile, key_tiles, self.q_block, self.kv_block)
+        assert controls.q_paths is not None and controls.kv_paths is not None
+        of_queries = jax.lax.dynamic_slice_in_dim(controls.q_paths, chunk.query_tile * self.q_block, self.q_block, 3)
+        return pair_distances(of_queries, gather.take_rows(controls.kv_paths, key_tiles, self.kv_block), through_root)
 
     def _key_places(self, chunk: Chunk) -> Array:
         """Where the keys of a chunk stand among all, int `[kv_heads, groups, 1, keys]`."""

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from xformer.attention.engine.grid import Grid
+from xformer.attention.engine.trees import Trees
 
 Array = jax.Array
 LONGEST_ROW = 1024  # distances
@@ -24,7 +25,7 @@ LONGEST_ROW = 1024  # distances
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["key_table", "value_table", "bias_table", "slopes"],
-    meta_fields=["radius", "grid"],
+    meta_fields=["radius", "grid", "trees"],
 )
 @dataclasses.dataclass(frozen=True)
 class Relative:
@@ -39,6 +40,7 @@ class Relative:
       slopes: `[heads]`; `-slope * |distance|`, never clipped, is added to the scaled score. Constants: no gradient.
       radius: the largest distance that the tables tell apart.
       grid: tokens lie in a grid, and key and value tables have its entries in place of those of distances.
+      trees: tokens are nodes of trees, and the tables have entries for distances in those.
     """
 
     key_table: Array | None = None
@@ -47,6 +49,12 @@ class Relative:
     slopes: Array | None = None
     radius: int = 0
     grid: Grid | None = None
+    trees: Trees | None = None
+
+    @property
+    def entries_of(self) -> Grid | Trees | None:
+        """What says which entries a pair reads, where its distance does not; None where that does."""
+        return self.trees if self.grid is None else self.grid
 
 
 class Sums(NamedTuple):

@@ -136,6 +136,9 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings) -> tuple[Arra
         kv_segments=pad(controls.kv_segments, 4, pairs_pad),
         q_positions=pad(controls.q_positions, 3, q_pad),
         kv_positions=pad(controls.kv_positions, 4, pairs_pad),
+        q_paths=pad(controls.q_paths, 3, q_pad),
+        kv_paths=pad(controls.kv_paths, 4, pairs_pad),
+        distances=pad_pairs(controls.distances, q_pad, pairs_pad),
         offset=jnp.asarray(controls.offset, jnp.int32),
         first_query_tile=jnp.int32(0),
         first_key_tile=jnp.int32(0),
@@ -155,12 +158,13 @@ def _attend(
     pairs_along: Any = P(None, None, None, AXIS)
     whole: Any = P()
     by_query = lambda x: pairs_along if x is not None and x.shape[3] > 1 else whole
+    cut = "mask", "q_segments", "q_positions", "q_paths", "distances"
     run = jax.shard_map(
         functools.partial(_local, settings=settings, kv_len=kv_len),
         in_specs=(
             Inputs(along, along, along, by_query(inputs.bias), whole, whole),
             Controls(*[whole] * len(Controls._fields))._replace(
-                plan=None, **{name: by_query(getattr(controls, name)) for name in ("mask", "q_segments", "q_positions")}
+                plan=None, **{name: by_query(getattr(controls, name)) for name in cut}
             ),
             P(AXIS),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xformer.attention.engine.relative_by_grid import reader
+from xformer.attention.engine.relative_by_entries import reader
 from xformer.attention.engine.tile_plan import TilePlan, ceil_div
 
 
