@@ -31,6 +31,7 @@ from xformer.tasks import (
     Tagging,
     Task,
     Translation,
+    Treebank,
     linux_docs,
 )
 
@@ -172,6 +173,31 @@ def write_pairs(folder: Path, number: int = 60) -> str:
     return str(path)
 
 
+def conllu_row(index: int, form: str, upos: str, head: int, deprel: str, misc: str = "_") -> str:
+    """A word's line of a CoNLL-U file."""
+    return "\t".join([str(index), form, form, upos, "_", "_", str(head), deprel, "_", misc])
+
+
+def write_treebank(folder: Path, number: int = 60) -> str:
+    """Sentences of a verb, an object and its determiners, in an order that varies; the first stands there twice."""
+    random, blocks = np.random.default_rng(0), []
+    for index in range(number):
+        words = [f"{WORDS[random.integers(3)]}{index}", *random.choice(["the", "a", "his"], 1 + index % 3)]
+        rows = [(word, "DET", 0, "det") for word in words[1:]] + [(words[0], "NOUN", 1, "obj")]
+        verb = (("sees", "hits", "takes")[index % 3], "VERB", 2, "root")
+        rows = [verb, *rows] if random.random() < 0.5 else [*rows, verb]
+        at = [1 + [row[3] for row in rows].index(name) for name in ("obj", "root")]
+        lines = [
+            conllu_row(place, word, upos, (*at, 0)[level], deprel, "SpaceAfter=No" if place == len(rows) else "_")
+            for place, (word, upos, level, deprel) in enumerate(rows, start=1)
+        ]
+        lines.append(conllu_row(len(rows) + 1, ".", "PUNCT", at[1], "punct"))
+        blocks += ["# a comment\n" + "\n".join(lines)] * (2 if index == 0 else 1)
+    path = folder / "treebank.conllu"
+    path.write_text("\n\n".join(blocks) + "\n\n", encoding="utf-8")
+    return str(path)
+
+
 def translation(**options: Any) -> Callable[[Path, Any], Task]:
     return lambda folder, _: Translation(
         path=write_pairs(folder), max_len=40, validation_share=0.2, test_share=0.2, **options
@@ -190,6 +216,7 @@ CASES: Mapping[str, Callable[[Path, Any], Task]] = {
     "retrieval": lambda *_: Retrieval(max_len=24, **SMALL),
     "retrieval-own": pairs,
     "tagging": lambda *_: Tagging(**SMALL),
+    "treebank": lambda folder, _: Treebank(path=write_treebank(folder), max_len=40, vocab="bytes"),
     "needle": lambda *_: Needle(max_len=32, **SMALL),
     "order": lambda *_: Order(max_len=32, **SMALL),
     "recall": lambda *_: Recall(preset="recall_64_small", **SMALL),
@@ -246,7 +273,7 @@ def commonest_token(train: Batch, test: Batch) -> np.ndarray:
 OF_TARGETS = {"segment_ids", "decoder_inputs", "decoder_mask", "decoder_segment_ids"}
 # What a model reads besides `inputs` and `mask`.
 MORE_INPUTS: Mapping[str, set[str]] = {"masked_lm": {"places"}, "recall": {"places"}, "language_model": {"segment_ids"},
-                                         "chorales": {"segment_ids"},
+                                         "chorales": {"segment_ids"}, "treebank": {"parents"},
                                          "translation": OF_TARGETS, "summarization": OF_TARGETS}  # fmt: skip
 
 # Tasks whose baseline knows more than the shares of the classes: what a naive one answers.

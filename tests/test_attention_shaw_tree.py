@@ -27,7 +27,6 @@ from xformer.attention import (
     Sparse,
     Synthesizer,
     Window,
-    build,
     tree_distances,
     tree_paths,
 )

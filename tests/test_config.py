@@ -29,6 +29,7 @@ EXPERIMENTS = (
     "language_model",
     "chorales",
     "translation",
+    "treebank",
     "images",
     "summarization",
     *TEXTS,
@@ -50,6 +51,7 @@ COMPARISONS = (
     "compare_recall",
     "compare_summarization",
     "compare_translation",
+    "compare_treebank",
     "scaling",
 )
 
@@ -117,8 +119,15 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
         comparisons.load_comparison(f"{CONFIGS}/compare_lra.py", ["train.num_steps=10"])
 
 
-# Others compare positions (tests/test_tasks_chorales.py), models, or sizes (tests/test_scaling.py).
-ELSEWHERE = ("compare_chorales", "compare_images", "compare_summarization", "compare_translation", "scaling")
+# Others compare positions (test_tasks_chorales.py, test_tasks_treebank.py), models, or sizes (test_scaling.py).
+ELSEWHERE = (
+    "compare_chorales",
+    "compare_images",
+    "compare_summarization",
+    "compare_translation",
+    "compare_treebank",
+    "scaling",
+)
 OF_ATTENTION = [name for name in COMPARISONS if name not in ELSEWHERE]
 
 # What is compared beside full attention and BigBird, where it is not Linformer and Shaw's positions.

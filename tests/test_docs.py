@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
-from conformance_tasks import write_image_folder, write_images
+from conformance_tasks import write_image_folder, write_images, write_treebank
 from tiny_tokenizer import tokenizer_json
 
 import xformer
@@ -35,6 +35,7 @@ SLOW = (
     "translation.md",
     "images.md",
     "summarization.md",
+    "trees.md",
     "arena.md",
     "finetune.md",
     "variants.md",
@@ -69,6 +70,8 @@ def tiny(spec):
         return TINY | {"task.max_len": 32, "task.vocab_size": 300, "task.num_beams": 1}
     if spec.startswith("images"):
         return TINY
+    if spec.startswith("treebank"):
+        return TINY | {"task.max_len": 32, "task.vocab_size": 300}
     return TINY | ({"task.max_len": 64} if "documents" in spec or "language_model" in spec else LISTOPS)
 
 
@@ -138,6 +141,7 @@ def project(tmp_path, data_dir, monkeypatch):
         PIL.Image.fromarray(np.full((30, 20, 3), 90, np.uint8)).save(tmp_path / name)
     reports = [{"source": f"machine {i} stood still for {i} hours", "target": f"still: {i}"} for i in range(60)]
     (tmp_path / "reports.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reports))
+    write_treebank(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(ROOT / "tests" / "fixtures" / "weights" / "roberta_masked_lm", tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "tokenizer.json").write_text(tokenizer_json())

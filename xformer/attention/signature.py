@@ -134,8 +134,8 @@ class AttentionCallable:
         """
         options = Options(
             bias, mask, is_causal, segment_ids, query_offset, positions, scale, softcap, sinks, dropout_rng,
-            dropout_rate, broadcast_dropout, deterministic, dtype, precision, module, params, plan, global_tokens, paths,
-            distances,
+            dropout_rate, broadcast_dropout, deterministic, dtype, precision, module, params, plan, global_tokens,
+            paths, distances,
         )  # fmt: skip
         return self.attend_with(query, key, value, options)
 

@@ -45,6 +45,7 @@ from xformer.tasks.tagging import Tagging
 from xformer.tasks.target_tokens import TargetTokens
 from xformer.tasks.token_classification import TokenClassification
 from xformer.tasks.translation import Translation
+from xformer.tasks.treebank import Treebank
 
 TASKS: Table[type[Task]] = Table(
     {
@@ -55,6 +56,7 @@ TASKS: Table[type[Task]] = Table(
         "documents": Documents,
         "retrieval": Retrieval,
         "tagging": Tagging,
+        "treebank": Treebank,
         "needle": Needle,
         "order": Order,
         "recall": Recall,
@@ -134,6 +136,7 @@ __all__ = [
     "TaskData",
     "TokenClassification",
     "Translation",
+    "Treebank",
     "build",
     "data_root",
     "default_data_dir",

@@ -24,6 +24,7 @@ class Ragged:
     labels: [examples, ...]; or [total labels], where `label_offsets` says which are whose.
     label_offsets: int64 [examples + 1] where each example has a sequence of labels.
     tokens2, offsets2: the second document of each example, where it has two.
+    parents: int32 [total], where tokens are in a tree: the place of each token's parent in its example, -1 at roots.
     """
 
     tokens: np.ndarray
@@ -32,6 +33,7 @@ class Ragged:
     label_offsets: np.ndarray | None = None
     tokens2: np.ndarray | None = None
     offsets2: np.ndarray | None = None
+    parents: np.ndarray | None = None
 
     @classmethod
     def from_lists(
@@ -98,6 +100,12 @@ class Ragged:
         assert self.tokens2 is not None and self.offsets2 is not None
         return _pad(self.tokens2, self.offsets2, indices, rows, max_len, 0, cut)
 
+    def pad_parents(self, indices: np.ndarray, rows: int, max_len: int) -> np.ndarray:
+        """The parents of the tokens that `pad` gives, -1 at roots, at padding and where the parent is cut off."""
+        assert self.parents is not None
+        found = _pad(self.parents, self.offsets, indices, rows, max_len, -1)
+        return np.where(found < max_len, found, -1)
+
     def targets(self, indices: np.ndarray, rows: int, max_len: int) -> np.ndarray:
         """Labels of the named examples, then zeros: [rows, ...]; sequences are cut and padded with -1, for no label."""
         if self.label_offsets is not None:
@@ -107,10 +115,12 @@ class Ragged:
         return found
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of the `texts` (token ids and where each sequence ends) and of the `labels`, in order."""
+        """SHA-256 of the `texts` (token ids and where each sequence ends), of the `labels` and more, in order."""
         parts = {"texts": (self.tokens, self.offsets), "labels": (self.labels, self.label_offsets)}
         if self.tokens2 is not None:
             parts["second texts"] = (self.tokens2, self.offsets2)
+        if self.parents is not None:
+            parts["trees"] = (self.parents, self.offsets)
         found = {}
         for name, arrays in parts.items():
             total = hashlib.sha256()

@@ -228,7 +228,7 @@ class QueryTiles:
         return self.controls.offset + (self.controls.first_query_tile + chunk.query_tile) * self.q_block
 
     def starts(self, chunk: Chunk) -> Any:
-        """Where the tiles' distances start in the tables; see `RelativeTiles`, `RelativeByPosition` and `RelativeByEntries`."""
+        """Where the tiles' distances start in the tables; see `RelativeTiles` and those derived from it."""
         terms, given = self.inputs.relative, self.controls.q_positions is not None
         if terms is None or (terms.entries_of is None and not given):
             return self.relative.starts(self._first_query(chunk), chunk.key_tiles)

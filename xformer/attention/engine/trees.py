@@ -27,8 +27,8 @@ def tree_distances(q_paths: Array, kv_paths: Array, *, through_root: bool = Fals
     Position Representations").
 
     Args:
-      q_paths: int `[..., q_len, levels]`: numbers of nodes, above 0, and zeros after the token's own. Each node of a row
-        has a number of its own, and they increase from a token to the next.
+      q_paths: int `[..., q_len, levels]`: numbers of nodes, above 0, and zeros after the token's own. Each node of a
+        row has a number of its own, and they increase from a token to the next.
       kv_paths: int `[..., kv_len, levels]`.
       through_root: see above.
     """

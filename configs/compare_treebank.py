@@ -1,0 +1,25 @@
+"""Positions in the sequence, in the dependency tree, and both: tags of Turkish words, three seeds.
+
+  python -m experiments.compare --config=configs/compare_treebank.py --workdir=runs/compare_treebank
+
+The runs are those of configs/treebank.py, which says what the positions are; `none` has neither. All else is the same:
+depth, width, data order and steps. Beside them stand the commonest tag and the commonest tag of each word. The trees
+are those of the annotators. Not run in whole yet.
+Smoke size: --config.train.num_steps=10 --config.train.batch_size=4 --config.task.max_len=32 --config.seeds=0.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from xformer import presets
+
+VARIANTS = ("sequential", "tree", "both", "none")
+
+
+def get_config() -> ConfigDict:
+    """The comparison."""
+    treebank = presets.sibling(__file__, "treebank")
+    attentions = {variant: treebank.attention(variant) for variant in VARIANTS}
+    report = {"cost_lengths": (64, 128, 256), "measure_up_to": 256}
+    return presets.comparison("treebank", treebank.get_config("sequential"), attentions, seeds=(0, 1, 2), report=report)
