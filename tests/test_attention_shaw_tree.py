@@ -12,6 +12,7 @@ from conformance import CASES, close
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 from xformer.attention import (
     NO_PATH,
@@ -217,7 +218,7 @@ def test_equals_the_definition_forward_and_backward(case, position):
     else:
         pairs = np.broadcast_to(op.pattern(LENGTH, LENGTH, HEADS), (2, HEADS, LENGTH, LENGTH))
     real = jnp.asarray(mask, jnp.float32)[..., None, None]
-    if op.SHARES_QK or type(op).__name__ in ("Routing", "TopKBlocks", "Local"):
+    if op.SHARES_QK or type(op).__name__ in ("Routing", "TopKBlocks"):
         dense = dataclasses.replace(op, implementation="reference")
         want = lambda call, params: dense(**call, **given, params=params)
     else:
@@ -354,3 +355,35 @@ def test_refuses_calls():
     shared = Reformer(position=TREE, num_buckets=4)
     with conformance.refuses(NotImplementedError, "Reformer cannot honour distances", "give paths"):
         shared(**(call | {"key": call["query"]}), distances=table, params=params)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("table", [False, True], ids=["paths", "distances"])
+@pytest.mark.parametrize("op", [Window(left=4, right=4), Full()], ids=["window", "full"])
+def test_a_length_that_is_cut_over_devices(op, table):
+    """The examples over two devices and the length over two more; also gradients."""
+    op = dataclasses.replace(op, position=BOTH)
+    call, parents, paths, params = arrays(op)
+    distances = jnp.asarray(np.stack([signed(tree) for tree in parents]))
+    given = {"distances": distances} if table else {"paths": jnp.asarray(paths)}
+    run = jax.value_and_grad(lambda params, call: (op(**call, **given, params=params) ** 2).sum(), (0, 1))
+    want = jax.jit(run)(params, jax.tree.map(jnp.asarray, call))
+    mesh = jax.make_mesh((2, 2), ("data", "sequence"), axis_types=(AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        got = jax.jit(run)(params, jax.tree.map(jnp.asarray, call))
+    for found, wanted in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-5)
+
+
+def test_examples_one_after_the_other(monkeypatch):
+    """On a CPU a batch that is too large for its caches is computed in shares; each has paths of its own."""
+    op = Full(position=TREE)
+    call, _, paths, params = arrays(op, length=LENGTH + 1)
+    want = op(**call, paths=jnp.asarray(paths), params=params)
+    monkeypatch.setattr("xformer.attention.engine.attend.STEP_SCORES", 1)
+    close(jax.jit(lambda call: op(**call, paths=jnp.asarray(paths), params=params))(call), want)
+    offsets = jnp.asarray([3, 1])
+    part = call | {"query": np.stack([call["query"][0, 3:9], call["query"][1, 1:7]])}
+    both = jnp.stack([paths[0, 3:9], paths[1, 1:7]]), jnp.asarray(paths)
+    out = op(**part, paths=both, query_offset=offsets, params=params)
+    close(out, jnp.stack([want[0, 3:9], want[1, 1:7]]))
