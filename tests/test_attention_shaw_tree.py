@@ -31,6 +31,9 @@ from xformer.attention import (
     tree_distances,
     tree_paths,
 )
+from xformer.bench import attention_costs, jax_contenders
+from xformer.bench.contender import Case
+from xformer.bench.inputs import trees
 from xformer.cost import count
 from xformer.nn import AttentionFn, MultiHeadAttention
 
@@ -387,3 +390,13 @@ def test_examples_one_after_the_other(monkeypatch):
     both = jnp.stack([paths[0, 3:9], paths[1, 1:7]]), jnp.asarray(paths)
     out = op(**part, paths=both, query_offset=offsets, params=params)
     close(out, jnp.stack([want[0, 3:9], want[1, 1:7]]))
+
+
+def test_what_it_costs_can_be_measured():
+    """The report's rows, and the contender of a benchmark: on the paths of a binary tree."""
+    op = Full(position=ShawTree(max_distance=2))
+    plan = attention_costs.Plan({"tree": op}, "tree", 2, 4, None, "float32", (9,), 0, 1.0)
+    (row,) = attention_costs.measure(plan, print)
+    assert not row.note and row.flops == op.cost(plan.shape(9)).flops
+    np.testing.assert_array_equal(trees(op, 5)["paths"][0], [[1, 0, 0], [1, 2, 0], [1, 3, 0], [1, 2, 4], [1, 2, 5]])
+    assert jax_contenders.ours().prepare(Case(op, plan.shape(9), "float32")).flops == row.flops

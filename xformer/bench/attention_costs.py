@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from xformer import cost
 from xformer.attention import Attention, Layers, Shape, entries
+from xformer.bench.inputs import trees
 from xformer.bench.jax_contenders import with_gradients
 from xformer.bench.timing import Call, Rounds, in_turn
 from xformer.report import CostRow
@@ -186,7 +187,10 @@ def forward(op: Attention) -> Callable[[Any, Any], Any]:
     """What all entries of a stack give, one after the other: the sum, so that none is left out."""
 
     def run(params: Any, qkv: Any) -> Any:
-        outputs = (entry(*qkv, params=own) for entry, own in zip(entries(op), params, strict=True))
+        length = qkv[0].shape[1]
+        outputs = (
+            entry(*qkv, params=own, **trees(entry, length)) for entry, own in zip(entries(op), params, strict=True)
+        )
         return functools.reduce(operator.add, outputs)
 
     return run

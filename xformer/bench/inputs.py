@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention import Attention, BigBird, Full, Shape
+from xformer.attention import Attention, BigBird, Full, Shape, tree_paths
 from xformer.bench.contender import Case
 
 
@@ -38,6 +38,14 @@ def _device_arrays(shape: Shape, dtype: str, heads_first: bool) -> tuple[jax.Arr
 def arrays(case: Case, heads_first: bool = False) -> tuple[jax.Array, ...]:
     """`host_arrays` on the device in the case's dtype."""
     return _device_arrays(case.shape, case.dtype, heads_first)
+
+
+def trees(op: Attention, length: int) -> dict[str, jax.Array]:
+    """What a call of the op is given besides: the paths of a binary tree where it reads trees, else nothing."""
+    if not op.reads_trees:
+        return {}
+    parents = (jnp.arange(length)[None] + 1) // 2 - 1
+    return {"paths": tree_paths(parents, length.bit_length())}
 
 
 def block_table(op: Attention, length: int, num_heads: int) -> tuple[np.ndarray, int] | None:

@@ -15,7 +15,7 @@ import numpy as np
 from xformer import cost
 from xformer.attention import Full
 from xformer.bench.contender import Case, Contender, Ready
-from xformer.bench.inputs import arrays
+from xformer.bench.inputs import arrays, trees
 from xformer.bench.timing import Call
 
 
@@ -25,7 +25,8 @@ def ours(name: str = "xformer", implementation: str | None = None) -> Contender:
     def prepare(case: Case) -> Ready:
         op = case.op if implementation is None else dataclasses.replace(case.op, implementation=implementation)  # type: ignore[arg-type]
         params = op.init(jax.random.key(0), case.shape)
-        run = lambda params, q, k, v: op(q, k, v, params=params)
+        given = trees(op, case.shape.q_len)
+        run = lambda params, q, k, v: op(q, k, v, params=params, **given)
         flops = None if case.backward else op.cost(case.shape).flops
         return compiled(run, (params, *arrays(case)), case, flops=flops)
 
