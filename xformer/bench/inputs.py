@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ def arrays(case: Case, heads_first: bool = False) -> tuple[jax.Array, ...]:
     return _device_arrays(case.shape, case.dtype, heads_first)
 
 
-def trees(op: Attention, length: int) -> dict[str, jax.Array]:
+def trees(op: Attention, length: int) -> dict[str, Any]:
     """What a call of the op is given besides: the paths of a binary tree where it reads trees, else nothing."""
     if not op.reads_trees:
         return {}
