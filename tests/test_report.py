@@ -11,7 +11,7 @@ import pytest
 import report_fake
 
 from xformer import report
-from xformer.report import claims, costs, formatting, labels, results, stats, style, summary, tables
+from xformer.report import claims, costs, formatting, labels, quality, results, stats, style, summary, tables
 from xformer.report.costs import CostRow
 from xformer.report.tables import Table
 
@@ -107,6 +107,15 @@ def test_crossover_is_where_a_variant_becomes_and_stays_cheaper():
     assert costs.crossover_text(rows, "late", "full", "time_ms") == formatting.MISSING
     cheap = line("full", 2, 4) + line("cheap", 1, 2)
     assert costs.crossover_text(cheap, "cheap", "full", "flops") == "at all from 512 to 1,024"
+    shown = tables.crossovers(cheap, ["full", "cheap", "lstm"], "full")
+    assert [row[0] for row in shown.rows] == ["cheap"], "what has no attention has no row"
+
+
+def test_perplexity_has_a_logarithmic_axis_and_intervals_from_1():
+    assert style.is_logarithmic("perplexity", [1.5, 900.0]) and not style.is_logarithmic("loss", [1.5, 900.0])
+    wide = stats.estimate([2.0, 9.0, 30.0])
+    assert wide.mean - wide.half_width < 0 and quality.ends("perplexity", wide)[0] == 1.0
+    assert quality.ends("loss", wide)[0] == wide.mean - wide.half_width
 
 
 def test_labels_move_as_little_as_needed():

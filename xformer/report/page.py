@@ -259,9 +259,10 @@ def _plots(
     for title, (name, score) in summary.others(comparison, "test").items():
         guess += f" Dash-dotted: {title}, a classifier that {name}, gives {spell(score)}."
     left_out = " Variants with a run at chance level are not filled." if any(row.chance_seeds for row in rows) else ""
+    crossovers = tables.crossovers(cost_rows, variants, reference)
+    ring = f" A ring marks the length from which a variant is cheaper than {reference}, at every longer length too."
     cost_caption = [
-        "The attention operation alone. A ring marks the length from which a variant is cheaper than "
-        f"{reference}, at every longer length too.",
+        f"The attention operation alone.{ring if crossovers.rows else ''}",
         costs.coverage(cost_rows),
         f"FLOPs: {claims.FLOPS}. Left out: {claims.LEFT_OUT}{claims.also(costs.uncounted(cost_rows))}.",
         measured.cost_note,
@@ -269,7 +270,7 @@ def _plots(
     cost_tables = {}
     if cost_rows:
         cost_tables = {
-            "table": tables.crossovers(cost_rows, variants, reference),
+            "table": crossovers if crossovers.rows else None,
             "details": tables.lengths(cost_rows, variants),
         }
 

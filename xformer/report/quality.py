@@ -154,22 +154,29 @@ def _positive(value: float) -> bool:
 
 
 def ends(metric: str, value: Estimate) -> tuple[float, float]:
-    """Both ends of the interval over seeds; that of an accuracy ends at 0 and 1."""
+    """Both ends of the interval over seeds; that of an accuracy ends at 0 and 1, that of a perplexity at 1."""
     half = value.half_width or 0.0
     low, high = value.mean - half, value.mean + half
+    if metric == "perplexity":
+        return min(max(low, 1.0), value.mean), high
     return (max(low, 0.0), min(high, 1.0)) if metric == "accuracy" else (low, high)
 
 
 def _quality_axis(
     ax: Axes, comparison: Comparison, values: Sequence[Estimate], split: str, also: float = math.nan
 ) -> None:
-    """A y axis that holds every interval whole, and the value `also`."""
+    """A y axis that holds every interval whole, and the value `also`; logarithmic for a perplexity."""
     shown = [end for value in values for end in ends(comparison.metric, value)]
     shown += [also] if math.isfinite(also) else []
     low, high = min(shown), max(shown)
+    ax.set_ylabel(f"{split} {comparison.metric}")
+    if style.is_logarithmic(comparison.metric, shown):
+        room = (high / low) ** 0.06 if high > low else 1.02
+        ax.set_ylim(low / room, high * room)
+        style.log_axis(ax, "y", lambda value: f"{value:,g}")
+        return
     margin = 0.06 * (high - low) or 0.02
     ax.set_ylim(low - margin, high + margin)
-    ax.set_ylabel(f"{split} {comparison.metric}")
     if comparison.metric == "accuracy":
         style.percent_axis(ax)
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from xformer import extras
@@ -137,6 +137,11 @@ def log_axis(ax: Axes, which: Literal["x", "y"], spell: Callable[[float], str], 
     axis.set_major_locator(ticker.FixedLocator(round_ticks(low, high, base)))
     axis.set_minor_locator(ticker.NullLocator())
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: spell(value)))
+
+
+def is_logarithmic(metric: str, values: Iterable[float]) -> bool:
+    """Whether the axis of a metric is logarithmic: that of a perplexity, the exponential of a loss."""
+    return metric == "perplexity" and all(value > 0 for value in values)
 
 
 def round_ticks(low: float, high: float, base: int) -> list[float]:

@@ -198,12 +198,13 @@ def _short(text: str) -> str:
 
 
 def crossovers(rows: Sequence[CostRow], variant_names: Sequence[str], reference: str) -> Table:
-    """From which length on each variant is cheaper than the reference."""
+    """From which length on each variant is cheaper than the reference; of those that have an attention."""
+    counted = {row.variant for row in rows}
     panels = [panel for panel in costs.PANELS if any(math.isfinite(getattr(row, panel.key)) for row in rows)]
     body = (
         (name, *(costs.crossover_text(rows, name, reference, panel.key) for panel in panels))
         for name in variant_names
-        if name != reference
+        if name != reference and name in counted
     )
     return Table(("variant", *(panel.title for panel in panels)), tuple(body))
 

@@ -203,5 +203,7 @@ def _draw(
     ax.set_xlabel(key)
     ax.set_ylabel(f"validation {name}")
     ax.margins(y=0.12)
+    if style.is_logarithmic(name, (y for points in lines.values() for _, y in points)):
+        style.log_axis(ax, "y", lambda value: f"{value:,g}")
     if name == "accuracy":
         style.percent_axis(ax)
