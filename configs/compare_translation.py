@@ -5,7 +5,7 @@
 Manual pages, as in configs/translation.py, cut at 64 tokens of 4,000 subwords. `seq2seq_lstm` is the model of Bahdanau
 et al. 2015. Each run takes the steps that 1.5e13 FLOPs pay for; of three learning rates each model has the one that is
 best on validation, with a seed of its own. The best checkpoint by perplexity translates the test pages with beams of 4.
-Measured on two slow CPU cores in an hour and a half, other work beside it: test perplexity 20.3 +- 0.4 and, for the LSTM,
+Measured on two slow CPU cores, in an hour and a half beside other work: test perplexity 20.3 +- 0.4, the LSTM's
 14.6 +- 0.4; BLEU 14.9 +- 1.5 and 16.8 +- 1.4. Both chose the highest rate. See docs/results.md.
 """
 
