@@ -22,4 +22,7 @@ def get_config() -> ConfigDict:
     treebank = presets.sibling(__file__, "treebank")
     attentions = {variant: treebank.attention(variant) for variant in VARIANTS}
     report = {"cost_lengths": (64, 128, 256), "measure_up_to": 256}
-    return presets.comparison("treebank", treebank.get_config("sequential"), attentions, seeds=(0, 1, 2), report=report)
+    base = treebank.get_config("sequential")
+    comparison = presets.comparison("treebank", base, attentions, seeds=(0, 1, 2), report=report)
+    comparison.baseline = "sequential"
+    return comparison

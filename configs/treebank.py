@@ -56,6 +56,6 @@ def get_config(arg: str = "both") -> ConfigDict:
             "position_embedding": "none" if placed else "sinusoidal",
             "depth_embedding": "learned" if arg == "depth" else "none",
         },
-        optimizer={"learning_rate": 4e-3, "warmup_steps": 30},
-        train={"num_steps": 300, "batch_size": 32, "eval_every": 100, "checkpoint_every": 100, "log_every": 20},
+        optimizer={"learning_rate": 4e-3, "warmup_steps": 90},
+        train={"num_steps": 900, "batch_size": 32, "eval_every": 150, "checkpoint_every": 150, "log_every": 20},
     )
