@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import tiny_comparison
+from waiting import wait_for
 
 from xformer import comparison as comparisons
 from xformer import pretraining
@@ -176,9 +176,7 @@ def test_a_kill_while_pretraining_is_resumed(config, tmp_path):
             command("broken"), env=env, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         checkpoints = tmp_path / "broken" / "runs" / folder / "checkpoints"
-        deadline = time.monotonic() + 300
-        while not list(checkpoints.glob("[0-9]*")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda checkpoints=checkpoints: any(checkpoints.glob("[0-9]*")), process)
         assert process.poll() is None, f"it ended before {folder} could be killed"
         process.send_signal(signal.SIGKILL)
         process.wait()

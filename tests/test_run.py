@@ -6,12 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import HANG, has_rows, wait_for
 from xla_flags import xla_flags
 
 import xformer
@@ -44,8 +44,8 @@ def start(*args, data_dir, **kwargs):
     )  # fmt: skip
 
 
-def finish(process, timeout=240):
-    out, err = process.communicate(timeout=timeout)
+def finish(process):
+    out, err = process.communicate(timeout=HANG)
     return process.returncode, out, err
 
 
@@ -277,11 +277,7 @@ def test_stop_at_step_is_resumable(tmp_path, data_dir, capsys):
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path, data_dir):
     args = (f"{DEMO}:full", f"--workdir={tmp_path}/a", *SMALL, "--config.train.num_steps=100000")
     process = start(*args, data_dir=data_dir)
-    metrics = tmp_path / "a" / "metrics.jsonl"
-    deadline = time.monotonic() + 200
-    while not (metrics.exists() and metrics.read_text().count("\n") > 1) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: has_rows(tmp_path / "a", 2), process)
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
     assert code == 75, err

@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from waiting import HANG, wait_for
 
 import xformer
 from xformer import experiment
@@ -358,12 +358,11 @@ def test_running_out_of_memory_is_one_line(finished, monkeypatch, capsys):
 def test_a_signal_before_anything_is_begun(tmp_path):
     arguments = [sys.executable, "-m", "experiments.run", "--config=x.py", f"--workdir={tmp_path / 'work'}"]
     process = subprocess.Popen(arguments, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline, caught = time.monotonic() + 60, 0
-    while not caught >> (signal.SIGTERM - 1) & 1 and time.monotonic() < deadline:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+    status = Path(f"/proc/{process.pid}/status")
+    caught = lambda: int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16)
+    wait_for(lambda: bool(caught() >> (signal.SIGTERM - 1) & 1), process)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG)
     assert (process.returncode, out) == (75, "")
     assert err == "stopped: SIGTERM came before anything was begun; the same command begins it\n"
 

@@ -6,11 +6,11 @@ import re
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 from test_run import DEMO, ROOT, SMALL, finish
 from train_fake import rows
+from waiting import wait_for
 from xla_flags import xla_flags
 
 from xformer.commands import cli, compare, hosts, run
@@ -95,9 +95,7 @@ def test_two_processes_lose_one_and_end_like_one_process(tmp_path, capsys):
     assert cli.exit_code(run.command, one) == 0
 
     both = start_two(workdir, data_dir, "--config.train.mesh={'sequence': 8}")
-    deadline = time.monotonic() + 300
-    while not (workdir / "checkpoints" / "5").exists() and both[0].poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for((workdir / "checkpoints" / "5").exists, both[0])
     both[1].kill()
     code, out, err = finish(both[0])
     both[1].communicate()

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from waiting import HANG
 
 from xformer.tasks import DataMissing, ListOps, build, default_data_dir, load_preprocessing
 from xformer.tasks.ragged import Ragged
@@ -106,7 +107,7 @@ def test_two_processes_prepare_at_once_and_see_the_same_batches(tmp_path):
         )
         for seed in ("1", "2")
     ]
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=HANG) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0] != ""
     assert all(errors == "" for _, errors in outputs)

@@ -2,11 +2,11 @@
 
 import signal
 import socket
-import time
 
 import numpy as np
 import pytest
 from train_fake import arrays, compile_cache, make_trainer, rows, start_process  # noqa: F401
+from waiting import HANG, has_rows, wait_for
 
 SETTINGS = {"mesh": {"data": 2, "fsdp": 4}, "dropout_rate": 0.2, "log_every": 1}
 
@@ -19,23 +19,14 @@ def start_both(workdir, cache, **settings):
     return [start_process(workdir, cache, 4, hosts=host, **SETTINGS, **settings) for host in hosts]
 
 
-def wait_for_step(process, workdir, step):
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and process.poll() is None:
-        if (workdir / "metrics.jsonl").exists() and rows(workdir, "train")[-1:] and rows(workdir)[-1]["step"] >= step:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"step {step} was never reached: {process.communicate()}")
-
-
 def test_two_processes_stop_together_and_end_like_one_process(tmp_path, compile_cache):  # noqa: F811
     make_trainer(tmp_path / "one", **SETTINGS | {"mesh": {"data": 1}}).fit()
     workdir = tmp_path / "two"
 
     both = start_both(workdir, compile_cache, pause=0.2)
-    wait_for_step(both[0], workdir, 2)
+    wait_for(lambda: has_rows(workdir, 2), both[0])
     both[1].send_signal(signal.SIGTERM)
-    outputs = [process.communicate(timeout=200)[0] for process in both]
+    outputs = [process.communicate(timeout=HANG)[0] for process in both]
     assert [process.returncode for process in both] == [75, 75], outputs
     lines = {next(line for line in output.splitlines() if "stopped after step" in line) for output in outputs}
     assert len(lines) == 1, outputs

@@ -5,11 +5,11 @@ import json
 import os
 import shutil
 import signal
-import time
 
 import numpy as np
 import pytest
 from train_fake import FakeData, arrays, compile_cache, make_trainer, rows, run_process, start_process  # noqa: F401
+from waiting import HANG, has_rows, wait_for
 
 from xformer.train import CheckpointError, Interrupted
 from xformer.train.checkpoint import Checkpoints
@@ -66,9 +66,9 @@ def test_stopping_anywhere_changes_nothing(tmp_path, undisturbed, stop):
 
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, undisturbed, compile_cache):  # noqa: F811
     process = start_process(tmp_path, compile_cache, pause=0.2)
-    wait_for_rows(process, tmp_path, 1)
+    wait_for(lambda: has_rows(tmp_path, 1), process)
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=HANG)
     assert process.returncode == 75, output + errors
     assert "SIGTERM came: stopped after step" in output and "the same command goes on from there" in output
     make_trainer(tmp_path).fit()
@@ -105,7 +105,7 @@ def test_a_signal_outside_the_steps_loses_nothing(tmp_path, undisturbed, split, 
 
 def test_kill_9_loses_only_the_steps_since_the_checkpoint(tmp_path, undisturbed, compile_cache):  # noqa: F811
     process = start_process(tmp_path, compile_cache, pause=0.1)
-    wait_for_rows(process, tmp_path, 3)
+    wait_for(lambda: has_rows(tmp_path, 3), process)
     process.kill()
     process.communicate()
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -113,16 +113,6 @@ def test_kill_9_loses_only_the_steps_since_the_checkpoint(tmp_path, undisturbed,
     assert Checkpoints(tmp_path / "checkpoints").steps()[-1] >= 3
     make_trainer(tmp_path).fit()
     assert_same_run(undisturbed, tmp_path)
-
-
-def wait_for_rows(process, workdir, number):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        path = workdir / "metrics.jsonl"
-        if path.exists() and path.read_bytes().count(b"\n") >= number:
-            return
-        time.sleep(0.01)
-    pytest.fail(f"no {number} rows: {process.communicate()}")
 
 
 @pytest.fixture(scope="module")

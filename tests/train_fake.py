@@ -18,6 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from waiting import HANG
 from xla_flags import xla_flags
 
 from xformer.train import TrainConfig, Trainer, optimizers
@@ -252,7 +253,7 @@ def start_process(workdir: Path, cache: str, devices: int = 1, **arguments: Any)
 def run_process(workdir: Path, cache: str, devices: int = 1, **arguments: Any) -> tuple[int, str]:
     """(exit code, what was printed) of `start_process`, run to its end."""
     process = start_process(workdir, cache, devices, **arguments)
-    output, errors = process.communicate(timeout=240)
+    output, errors = process.communicate(timeout=HANG)
     return process.returncode, output + errors
 
 
