@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
 from test_run import DEMO, ROOT, SMALL, finish
 from train_fake import rows
-from waiting import wait_for
+from waiting import free_port, wait_for
 from xla_flags import xla_flags
 
 from xformer.commands import cli, compare, hosts, run
@@ -62,9 +61,7 @@ def test_clusters(environment, found):
 
 def start_two(workdir, data_dir, *settings):
     """The run in two processes of four devices each."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        flags = [f"--coordinator=localhost:{free.getsockname()[1]}", "--num_processes=2"]
+    flags = [f"--coordinator=localhost:{free_port()}", "--num_processes=2"]
     environment = os.environ | {"XLA_FLAGS": xla_flags(4)}
     argv = [sys.executable, "-m", "experiments.run", *SETTINGS, f"--workdir={workdir}", f"--data_dir={data_dir}"]
     return [

@@ -1,20 +1,17 @@
 """A run over two processes of four devices each, talking over loopback."""
 
 import signal
-import socket
 
 import numpy as np
 import pytest
 from train_fake import arrays, compile_cache, make_trainer, rows, start_process  # noqa: F401
-from waiting import HANG, has_rows, wait_for
+from waiting import HANG, free_port, has_rows, wait_for
 
 SETTINGS = {"mesh": {"data": 2, "fsdp": 4}, "dropout_rate": 0.2, "log_every": 1}
 
 
 def start_both(workdir, cache, **settings):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = f"localhost:{free_port()}"
     hosts = [{"coordinator_address": address, "num_processes": 2, "process_id": i} for i in range(2)]
     return [start_process(workdir, cache, 4, hosts=host, **SETTINGS, **settings) for host in hosts]
 

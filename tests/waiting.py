@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -29,3 +31,19 @@ def has_rows(workdir: Path, number: int) -> bool:
     """Whether the metrics file of a run has so many whole rows."""
     path = workdir / "metrics.jsonl"
     return path.exists() and path.read_bytes().count(b"\n") >= number
+
+
+def free_port() -> int:
+    """A port for a process that takes seconds until it listens there.
+
+    It is below those that Linux gives to whoever asks for any, so that nobody else gets it meanwhile; each process of
+    the tests begins to look somewhere else.
+    """
+    for port in range(20_000 + os.getpid() * 101 % 11_000, 32_000):
+        with socket.socket() as found:
+            try:
+                found.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no port from 20,000 to 31,999 is free")
