@@ -20,10 +20,12 @@ def test_two_processes_stop_together_and_end_like_one_process(tmp_path, compile_
     make_trainer(tmp_path / "one", **SETTINGS | {"mesh": {"data": 1}}).fit()
     workdir = tmp_path / "two"
 
-    both = start_both(workdir, compile_cache, pause=0.2)
+    gate = tmp_path / "gate"  # the signal comes while there are steps left, however busy the machine
+    both = start_both(workdir, compile_cache, gate=str(gate))
     wait_for(lambda: has_rows(workdir, 2), both[0])
     both[1].send_signal(signal.SIGTERM)
-    outputs = [process.communicate(timeout=HANG)[0] for process in both]
+    gate.touch()
+    outputs = ["".join(process.communicate(timeout=HANG)) for process in both]
     assert [process.returncode for process in both] == [75, 75], outputs
     lines = {next(line for line in output.splitlines() if "stopped after step" in line) for output in outputs}
     assert len(lines) == 1, outputs

@@ -15,6 +15,7 @@ from xformer.train import CheckpointError, Interrupted
 from xformer.train.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
+NEVER = "/no/such/gate"  # a run in a process does not end before what the test does to it, however late that comes
 
 
 def assert_same_run(first, second):
@@ -65,7 +66,7 @@ def test_stopping_anywhere_changes_nothing(tmp_path, undisturbed, stop):
 
 
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, undisturbed, compile_cache):  # noqa: F811
-    process = start_process(tmp_path, compile_cache, pause=0.2)
+    process = start_process(tmp_path, compile_cache, pause=0.2, gate=NEVER)
     wait_for(lambda: has_rows(tmp_path, 1), process)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=HANG)
@@ -104,7 +105,7 @@ def test_a_signal_outside_the_steps_loses_nothing(tmp_path, undisturbed, split, 
 
 
 def test_kill_9_loses_only_the_steps_since_the_checkpoint(tmp_path, undisturbed, compile_cache):  # noqa: F811
-    process = start_process(tmp_path, compile_cache, pause=0.1)
+    process = start_process(tmp_path, compile_cache, pause=0.1, gate=NEVER)
     wait_for(lambda: has_rows(tmp_path, 3), process)
     process.kill()
     process.communicate()

@@ -24,6 +24,7 @@ from xla_flags import xla_flags
 from xformer.train import TrainConfig, Trainer, optimizers
 
 LENGTH, VOCAB = 6, 11
+GATED = 6
 SIZES = {"train": 40, "validation": 10, "test": 7}
 
 
@@ -107,6 +108,8 @@ class FakeBatches:
         if self.epochs is not None and self.number * count * self.batch_size >= size:
             raise StopIteration
         time.sleep(self.data.pause)
+        while self.data.gate and self.split == "train" and self.number >= GATED and not Path(self.data.gate).exists():
+            time.sleep(0.01)
         rows = (self.number * count + index) * self.batch_size + np.arange(self.batch_size)
         weights = np.ones(self.batch_size, np.float32)
         if self.epochs is not None:
@@ -130,11 +133,15 @@ class FakeBatches:
 
 @dataclasses.dataclass(frozen=True)
 class FakeData:
-    """Random token sequences; the class is the parity of the first token. Lengths differ."""
+    """Random token sequences; the class is the parity of the first token. Lengths differ.
+
+    `pause`: seconds before each batch; `gate`: a file, until whose appearance there are `GATED` training batches.
+    """
 
     sizes: dict[str, int] = dataclasses.field(default_factory=lambda: dict(SIZES))
     bytes_state: bool = False
     pause: float = 0.0
+    gate: str = ""
     info: dict[str, Any] = dataclasses.field(default_factory=lambda: {"majority_accuracy": {"test": 0.5}})
 
     @property

@@ -1,6 +1,6 @@
 """Runs the tiny trainer in a process of its own: `python tests/train_process.py '{"workdir": ..., ...}'`.
 
-Prints what ended it; exits with 0 when finished, 75 when interrupted, 1 otherwise. `pause`: seconds before each batch;
+Prints what ended it; exits with 0 when finished, 75 when interrupted, 1 otherwise. `pause`, `gate`: of the data;
 `file_size_limit`: bytes that a file may have from now on, as if the disk were full; `hosts`: arguments of
 `jax.distributed.initialize`.
 """
@@ -23,7 +23,7 @@ def main(arguments: dict[str, Any]) -> int:
     hosts = arguments.pop("hosts", None)
     if hosts is not None:
         jax.distributed.initialize(**hosts)
-    data = FakeData(pause=arguments.pop("pause", 0.0))
+    data = FakeData(pause=arguments.pop("pause", 0.0), gate=arguments.pop("gate", ""))
     limit = arguments.pop("file_size_limit", None)
     trainer = make_trainer(**arguments, data=data)
     if limit is not None:
