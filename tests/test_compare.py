@@ -433,7 +433,7 @@ OPS = {"full": Full(), "pooled": Linformer(rank=8, max_len=16), "bigbird": BigBi
 
 
 def plan(**changes):
-    return dataclasses.replace(attention_costs.Plan(OPS, "full", 2, 8, None, "float32", (16, 32), 16, 30.0), **changes)
+    return dataclasses.replace(attention_costs.Plan(OPS, "full", 2, 8, None, "float32", (16, 32), 16, 600.0), **changes)
 
 
 def test_costs_are_counted_for_all_lengths_and_measured_up_to_one(tmp_path):

@@ -193,7 +193,7 @@ def test_no_preset_is_a_stack():
 
 def test_the_costs_of_a_stack_are_the_mean_of_its_entries():
     stack = Layers((Full(), Linformer(rank=8, max_len=16)))
-    plan = attention_costs.Plan({"stack": stack}, "stack", 2, 8, None, "float32", (16, 64), 16, 30.0)
+    plan = attention_costs.Plan({"stack": stack}, "stack", 2, 8, None, "float32", (16, 64), 16, 600.0)
     rows = attention_costs.measure(plan, lambda line: None)
     for row in rows:
         ops = (Full(), Linformer(rank=8, max_len=row.length))
