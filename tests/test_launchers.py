@@ -255,10 +255,32 @@ def test_no_more_run_at_once_than_memory_and_cores_allow(room, at_once, train, t
         assert launcher.start(runs[3], jobs[3]) is None
 
 
+def test_a_worker_that_began_as_a_signal_came_is_stopped_too(train, tmp_path, monkeypatch):
+    """`start` did not return, so that nobody has a handle of it: it would write in a run that is said to be saved."""
+
+    def come(pid, cores):
+        raise KeyboardInterrupt
+
+    process, heard = Process(env={}), []
+    process.terminate = lambda: heard.append("terminate")
+    process.wait = process.kill = lambda *timeout: None
+    monkeypatch.setattr(local.subprocess, "Popen", lambda *given, **more: process)
+    monkeypatch.setattr(memory_plan, "of_run", lambda run, data_dir: 20)
+    monkeypatch.setattr(os, "sched_setaffinity", come)
+    launcher = local.Local(1, tmp_path / "jobs")
+    loaded = comparisons.load_comparison(str(tmp_path / "config.py"))
+    run = comparison_plan.plan({"": loaded}, tmp_path / "work")[0]
+    with pytest.raises(KeyboardInterrupt):
+        launcher.start(run, describe(run, tmp_path, None, {}, False))
+    launcher.stop([])
+    assert heard == ["terminate"]
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: nothing to share out")
 def test_a_worker_hears_a_signal_from_its_first_moment(train, tmp_path, monkeypatch):
     """A worker that dies before it listens would be called lost, as if it had been killed with something to save."""
     monkeypatch.setattr(memory_plan, "of_run", lambda run, data_dir: 20)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     launcher = local.Local(1, tmp_path / "jobs")
     loaded = comparisons.load_comparison(str(tmp_path / "config.py"))
     run = comparison_plan.plan({"": loaded}, tmp_path / "work")[0]
@@ -268,7 +290,7 @@ def test_a_worker_hears_a_signal_from_its_first_moment(train, tmp_path, monkeypa
     assert handle.process.returncode == cli.RESUMABLE, handle.log.read_text()
     assert launcher.poll(handle)["outcome"] == INTERRUPTED
     assert "came before anything was begun" in handle.log.read_text()
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "this process hears signals as before"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before, "this process hears signals as before"
 
 
 def test_what_this_process_has_taken_begins_with_itself():

@@ -113,12 +113,12 @@ class Local:
                     env=os.environ | {name: str(len(cores)) for name in THREADS},
                     start_new_session=True,  # Ctrl-C in the terminal is for the parent, which asks its workers to save
                 )
+            worker = Worker(process, slot, needed, files["outcome"], files["log"])
+            self._running.append(worker)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         with contextlib.suppress(ProcessLookupError):  # it has ended already
             os.sched_setaffinity(process.pid, cores)
-        worker = Worker(process, slot, needed, files["outcome"], files["log"])
-        self._running.append(worker)
         return worker
 
     def poll(self, handle: Worker) -> dict[str, Any] | None:
@@ -140,6 +140,8 @@ class Local:
         return failed(f"its worker ended with exit code {code}: {last.removeprefix('error: ')}; log: {handle.log}")
 
     def stop(self, handles: Sequence[Worker]) -> None:
+        # A signal that came while `start` was at work has kept it from giving out a worker that had begun.
+        handles = [*handles, *(worker for worker in self._running if worker not in handles)]
         for worker in handles:
             worker.process.terminate()
         deadline = time.monotonic() + SAVING
