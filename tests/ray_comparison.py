@@ -8,7 +8,12 @@ from __future__ import annotations
 import os
 import sys
 
-os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+os.environ |= {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_register_timeout_seconds": "600",  # 60 s until a worker counts as lost are not many on a busy machine
+    "RAY_memory_monitor_refresh_ms": "0",  # else Ray kills workers when others have taken the machine's memory
+}
 
 import ray
 from ray.cluster_utils import Cluster
