@@ -131,6 +131,7 @@ def offline_records(path):
 @pytest.mark.filterwarnings("default")  # wandb's own
 def test_weights_and_biases_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "600")  # seconds until its process has to answer; 30 by default
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
