@@ -209,7 +209,7 @@ def test_convolution_against_its_formula():
     assert batched.flops == 2 * (1 * 10 * 6 * 4) * (3 * 5 * 6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 4))
 def test_a_transposed_convolution_costs_what_the_plain_one_does(length, kernel, stride):
     def transposed(x, w):
