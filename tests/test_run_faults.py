@@ -359,8 +359,12 @@ def test_a_signal_before_anything_is_begun(tmp_path):
     arguments = [sys.executable, "-m", "experiments.run", "--config=x.py", f"--workdir={tmp_path / 'work'}"]
     process = subprocess.Popen(arguments, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     status = Path(f"/proc/{process.pid}/status")
-    caught = lambda: int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16)
-    wait_for(lambda: bool(caught() >> (signal.SIGTERM - 1) & 1), process)
+
+    def listens():
+        caught = re.search(r"SigCgt:\s*(\w+)", status.read_text() if status.exists() else "")
+        return caught is not None and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1 == 1
+
+    wait_for(listens, process)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=HANG)
     assert (process.returncode, out) == (75, "")
