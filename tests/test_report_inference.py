@@ -103,6 +103,8 @@ def test_seeds_needed_find_the_difference_in_80_percent():
     for _ in range(trials):
         found += scipy.stats.ttest_1samp(rng.normal(0.01, 0.012, count), 0).pvalue < 0.05
     assert found / trials >= 0.8 - 3 * math.sqrt(0.16 / trials)
+    needed = [seeds_needed(deviation, 0.01) for deviation in np.geomspace(1e-5, 0.05, 40)]
+    assert needed == sorted(needed) and needed[0] == 2, "more spread never needs fewer, and little needs few"
     assert seeds_needed(0.0, 0.01) == 2 and seeds_needed(math.nan, 0.01) is None and seeds_needed(50.0, 0.01) is None
 
 
