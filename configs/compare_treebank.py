@@ -4,7 +4,8 @@
 
 The runs are those of configs/treebank.py, which says what the positions are; `none` has neither. All else is the same:
 depth, width, data order and steps. Beside them stand the commonest tag and the commonest tag of each word. The trees
-are those of the annotators. Not run in whole yet.
+are those of the annotators. Measured: sequential 90.1 +- 0.4 %, tree 92.7 +- 0.1 %, both 93.0 +- 0.4 %, none 84.0 +-
+0.7 % of the test words (docs/results.md), in 20 minutes on two slow CPU cores beside other work.
 Smoke size: --config.train.num_steps=10 --config.train.batch_size=4 --config.task.max_len=32 --config.seeds=0.
 """
 

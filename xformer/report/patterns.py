@@ -86,7 +86,7 @@ def _panel(variant: str, pattern: Pattern, palette: style.Palette) -> _Panel:
     if pattern.allowed is None:
         return _Panel(variant, (), pattern.note)
     share = _share(pattern.allowed)
-    note = f"{share}, {pattern.note}" if pattern.note else share
+    note = f"{share},\n{pattern.note}" if pattern.note else share  # two lines, or neighbours meet
     if len(pattern.parts) > 1:
         colours = _part_colours(pattern, palette.theme)
         return _Panel(variant, tuple((colours[part], mask[0]) for part, mask in pattern.parts.items()), note)
