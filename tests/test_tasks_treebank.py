@@ -189,7 +189,7 @@ def test_a_run_with_trees(spec, tmp_path, monkeypatch):
     if spec in ("none", "sequential"):
         assert len(run.predict(["a red house."]).labels[0]) == 12
     else:
-        with refuses(ValueError, "parents: the model has positions in trees"):
+        with refuses(ValueError, "parents: positions in trees"):
             run.predict(["a red house."])
 
 
@@ -197,9 +197,10 @@ def test_the_comparison_changes_positions_alone():
     whole = comparison.load_comparison("compare_treebank")
     runs = comparison.comparison_runs(whole)
     assert {(variant, seed) for variant, seed, _ in runs} == {
-        (variant, seed) for variant in ("sequential", "tree", "both", "none") for seed in (0, 1, 2)
+        (variant, seed) for variant in ("sequential", "tree", "both", "no_positions") for seed in (0, 1, 2)
     }
     positions = presets.sibling(__file__, "../configs/treebank").POSITIONS
     for variant, _, run in runs:
-        assert dict(run.attention.position) | positions[variant] == dict(run.attention.position)
+        named = positions["none" if variant == "no_positions" else variant]
+        assert dict(run.attention.position) | named == dict(run.attention.position)
         assert (run.model.position_embedding, run.model.depth_embedding) == ("none", "none")
