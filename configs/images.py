@@ -25,7 +25,7 @@ CONVNET = {"name": "convnet", "widths": (12, 24, 48), "num_blocks": 1}
 def attention(variant: str) -> dict[str, Any]:
     """The attention section of a variant."""
     own = {"bigbird": {"block_size": 7, "num_random_blocks": 1}, "linformer": {"rank": 16}}
-    return presets.attention(variant, **own, window={"left": 7, "right": 7})
+    return presets.attention(variant, "convnet", **own, window={"left": 7, "right": 7})
 
 
 def get_config(arg: str = "full") -> ConfigDict:

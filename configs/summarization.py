@@ -64,4 +64,4 @@ def row(arg: str) -> tuple[dict[str, Any], dict[str, Any]]:
         layers = (presets.attention("local", local=LOCAL), presets.attention("compressed", compressed=COMPRESSED))
         return {"name": "layers", "layers": tuple(map(presets.causal, layers))}, {"name": "separator_decoder"}
     slots = dict.fromkeys(("decoder_attention", "cross_attention"), presets.attention("full"))
-    return presets.attention("full" if arg == "t_ed" else arg), {"name": "encoder_decoder", **slots}
+    return presets.attention("full" if arg == "t_ed" else arg, *ROWS), {"name": "encoder_decoder", **slots}

@@ -27,7 +27,7 @@ def get_config(arg: str = "full") -> ConfigDict:
     """The experiment of one attention variant, or of one of the paper's models."""
     if arg in ("base", "big"):
         return _paper(arg)
-    section = presets.attention(arg)
+    section = presets.attention(arg, "base", "big")
     return presets.experiment(
         f"translation_{arg}",
         attention=section,

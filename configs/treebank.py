@@ -35,7 +35,9 @@ def attention(variant: str) -> dict[str, Any]:
     """The attention section of positions, or of a variant."""
     if variant in POSITIONS:
         return {"name": "full", "position": dict(POSITIONS[variant])}
-    return presets.attention(variant, bigbird={"block_size": 16, "num_random_blocks": 1}, linformer={"rank": 16})
+    return presets.attention(
+        variant, *POSITIONS, bigbird={"block_size": 16, "num_random_blocks": 1}, linformer={"rank": 16}
+    )
 
 
 def get_config(arg: str = "both") -> ConfigDict:

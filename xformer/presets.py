@@ -15,11 +15,12 @@ from xformer.checks import ArgumentError, did_you_mean
 from xformer.lookup import is_dotted
 
 
-def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
+def attention(variant: str, *others: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The attention section of a variant: an op (`bigbird`), a position with full attention (`shaw`) or `op+position`.
 
     Args:
       variant: names of `xformer.attention.ATTENTIONS` and `POSITIONS`; for an op, `package.module:Class` too.
+      others: what else a config's argument may be, for the message that refuses one.
       overrides: constructor arguments by name of an op or a position, such as `bigbird={"num_random_blocks": 1}`; those
         of other variants are left aside. Arguments not given here are chosen when the experiment is built, by the
         `for_length` of the class.
@@ -38,8 +39,9 @@ def attention(variant: str, **overrides: Mapping[str, Any]) -> dict[str, Any]:
     if is_dotted(op):  # looked up when the experiment is built
         return {"name": op, "position": {"name": position, **overrides.get(position, {})}}
     if op not in ATTENTIONS or (position not in positions and (plus or variant not in ATTENTIONS)):
-        names = ", ".join([*ATTENTIONS, *positions])
-        raise ArgumentError("variant", f"takes {names}, or op+position such as bigbird+shaw{_nearest_variant(variant)}")
+        names = ", ".join([*others, *ATTENTIONS, *positions])
+        nearest = did_you_mean(variant, others) or _nearest_variant(variant)
+        raise ArgumentError("variant", f"takes {names}, or op+position such as bigbird+shaw{nearest}")
     own = {"name": op, **overrides.get(op, {})}
     return own | {"position": {"name": position, **overrides.get(position, {})}}
 
