@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -78,3 +79,9 @@ class Position:
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative | None:
         """Tables that the engine reads by distance. Raises ValueError for lengths the term cannot tell apart."""
         return None
+
+
+def drawn(rng: Array, sizes: Mapping[str, tuple[int, ...]], scale: float) -> Params:
+    """Tables of these sizes, float32, of normal numbers with this standard deviation."""
+    keys = jax.random.split(rng, len(sizes))
+    return {name: scale * jax.random.normal(key, size) for (name, size), key in zip(sizes.items(), keys, strict=True)}

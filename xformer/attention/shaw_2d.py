@@ -12,7 +12,7 @@ import numpy as np
 
 from xformer.attention.engine.grid import PREFIX_ENTRIES, Grid
 from xformer.attention.engine.relative_tiles import Relative
-from xformer.attention.position_term import FARTHEST, Position
+from xformer.attention.position_term import FARTHEST, Position, drawn
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
 from xformer.checks import check_integer
@@ -84,12 +84,9 @@ class Shaw2D(Position):
         rows = {"row": 2 * self.max_distance + 1, "column": 2 * self.max_distance + 1}
         rows |= {"prefix": PREFIX_ENTRIES - 1} if self.num_prefix_tokens else {}
         sizes = {f"{part}_{kind}": (count, depth) for kind, depth in depths.items() for part, count in rows.items()}
-        keys = jax.random.split(rng, len(sizes))
         # The sum of a pair's two vectors starts as one of Shaw's.
         scale = (2 * shape.head_dim) ** -0.5
-        return {
-            name: scale * jax.random.normal(key, size) for (name, size), key in zip(sizes.items(), keys, strict=True)
-        }
+        return drawn(rng, sizes, scale)
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:
         value = self._table(params, "value") if self.values else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.engine.trees import Trees
-from xformer.attention.position_term import FARTHEST, Position
+from xformer.attention.position_term import FARTHEST, Position, drawn
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
 from xformer.checks import check_integer
@@ -90,10 +90,7 @@ class ShawTree(Position):
         }
         # What is the sum of two vectors starts as one of Shaw's.
         scale = (shape.head_dim * (2 if self.sequence_distance else 1)) ** -0.5
-        keys = jax.random.split(rng, len(sizes))
-        return {
-            name: scale * jax.random.normal(key, size) for (name, size), key in zip(sizes.items(), keys, strict=True)
-        }
+        return drawn(rng, sizes, scale)
 
     def relative(self, params: Params, *, num_heads: int, causal: bool, kv_len: int) -> Relative:
         value = self._table(params, "value") if self.values else None

@@ -12,7 +12,7 @@ from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.gradient_guard import guard
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import HIDDEN, allowed_by_position, soft_cap
-from xformer.attention.engine.relative_by_entries import reader
+from xformer.attention.engine.relative_by_entries import places, reader
 from xformer.attention.engine.relative_tiles import Relative, RelativeTiles, ends_of
 from xformer.attention.engine.trees import pair_distances
 from xformer.attention.pattern import Full, Pattern
@@ -31,15 +31,15 @@ def relative_tiles(relative: Relative, q_len: int, kv_len: int, controls: Contro
     else:
         of_queries, of_keys = offset + jnp.arange(q_len), jnp.arange(kv_len)
         positions = of_queries[None, None, None, :, None], of_keys[None, None, None, None]
-    if relative.grid is not None:
-        return tile, relative.grid.entries(*positions)
-    if relative.trees is None:
-        return tile, tile.places(*positions)
-    distances = controls.distances
-    if distances is None:
-        assert controls.q_paths is not None and controls.kv_paths is not None
-        distances = pair_distances(controls.q_paths, controls.kv_paths, relative.trees.through_root)
-    return tile, relative.trees.entries(distances, *positions)
+    return tile, places(tile, relative, *positions, lambda: _distances(relative, controls))
+
+
+def _distances(relative: Relative, controls: Controls) -> Array:
+    """Distances of pairs in their trees, int `[batch or 1, 1, 1, q_len, kv_len]`."""
+    if controls.distances is not None:
+        return controls.distances
+    assert relative.trees is not None and controls.q_paths is not None and controls.kv_paths is not None
+    return pair_distances(controls.q_paths, controls.kv_paths, relative.trees.through_root)
 
 
 class Attended(NamedTuple):

@@ -13,7 +13,8 @@ from xformer.attention.device import present
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.engine.relative_by_entries import reader
+from xformer.attention.engine.relative_by_entries import places, reader
+from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.engine.tile_plan import TileGroup
 from xformer.attention.engine.trees import pair_distances
 from xformer.attention.pattern import Pattern
@@ -237,18 +238,17 @@ class QueryTiles:
         else:
             of_queries = (self._first_query(chunk) + jnp.arange(self.q_block))[None, None, None, :, None]
             positions = of_queries, self._key_places(chunk)[None]
-        if terms.trees is not None:
-            return terms.trees.entries(self._distances(chunk, terms.trees.through_root), *positions)
-        return self.relative.places(*positions) if terms.grid is None else terms.grid.entries(*positions)
+        return places(self.relative, terms, *positions, lambda: self._distances(chunk, terms))
 
-    def _distances(self, chunk: Chunk, through_root: bool) -> Array:
+    def _distances(self, chunk: Chunk, terms: Relative) -> Array:
         """Distances of pairs in their trees, int `[batch or 1, kv_heads or 1, groups or 1, q_block, keys]`."""
         controls, key_tiles = self.controls, chunk.key_tiles
         if controls.distances is not None:
             return gather.take_pairs(controls.distances, chunk.query_tile, key_tiles, self.q_block, self.kv_block)
-        assert controls.q_paths is not None and controls.kv_paths is not None
+        assert terms.trees is not None and controls.q_paths is not None and controls.kv_paths is not None
         of_queries = jax.lax.dynamic_slice_in_dim(controls.q_paths, chunk.query_tile * self.q_block, self.q_block, 3)
-        return pair_distances(of_queries, gather.take_rows(controls.kv_paths, key_tiles, self.kv_block), through_root)
+        of_keys = gather.take_rows(controls.kv_paths, key_tiles, self.kv_block)
+        return pair_distances(of_queries, of_keys, terms.trees.through_root)
 
     def _key_places(self, chunk: Chunk) -> Array:
         """Where the keys of a chunk stand among all, int `[kv_heads, groups, 1, keys]`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,6 +34,25 @@ class RelativeByEntries(RelativeByPosition):
     def collapse(self, pairs: Array, starts: Any, distant: bool = False) -> Sums:
         parts = [super(RelativeByEntries, self).collapse(pairs, places, distant) for places in starts]
         return functools.reduce(Sums.add, parts)
+
+
+def places(
+    tile: RelativeTiles, relative: Relative, q_positions: Array, k_positions: Array, distances: Callable[[], Array]
+) -> Any:
+    """`starts` of a tile whose pairs are looked up one by one.
+
+    Args:
+      tile: what reads the term's tables, of `reader`.
+      relative: the term.
+      q_positions, k_positions: `[b or 1, kv_heads or 1, groups or 1, q_block, 1]` and `[..., 1, keys]`.
+      distances: gives those of the pairs in their trees, `[..., q_block, keys]`.
+    """
+    if relative.trees is not None:
+        return relative.trees.entries(distances(), q_positions, k_positions)
+    if relative.grid is not None:
+        return relative.grid.entries(q_positions, k_positions)
+    assert isinstance(tile, RelativeByPosition)
+    return tile.places(q_positions, k_positions)
 
 
 def reader(
