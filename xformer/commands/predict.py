@@ -4,9 +4,9 @@
 
 --input is a .txt file, a folder of .txt files at any depth, or a .jsonl, .csv or .tsv file with the field of the texts
 (the one the model was trained on, unless --text_field names another; labels are not read); for a model of images an
-image, or a folder of images at any depth. --out ends in .csv (place,
-label, its probability, truncated) or .jsonl (the probability of every class besides); where it is left out, JSON lines
-are printed. A text longer than the model reads is cut as in training, and `truncated` is true.
+image, or a folder of images at any depth. --out ends in .csv (place, label, its probability, truncated) or .jsonl (the
+probability of every class besides); where it is left out, JSON lines are printed. A text longer than the model reads is
+cut as in training, and `truncated` is true.
 Exit codes: 0 finished; 2 wrong arguments or input, nothing written; 1 anything else.
 """
 

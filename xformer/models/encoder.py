@@ -359,7 +359,8 @@ class Encoder(nnx.Module):
             return None
         if parents is None:
             raise ValueError(
-                "parents: the model has positions in trees (depth_embedding, ShawTree) and needs them, got None"
+                "parents: positions in trees (depth_embedding, shaw_tree) need the parents of the tokens, which task "
+                "treebank gives; got None"
             )
         return tree_paths(parents, self.max_depth, mask)
 

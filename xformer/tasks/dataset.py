@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 _FILE = "preprocessing.json"
 VOCABULARY = "vocabulary.json"
 

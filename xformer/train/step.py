@@ -124,12 +124,8 @@ def train_step(
             model = nnx.merge(graphdef, params, rest, copy=True)  # for constants to change in this trace
             outputs = model(**task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=key))
             metrics, terms = with_layers(task.metrics(outputs, batch), layer_terms.taken(model))
-            sums = reduce(metrics)
-            return sums["loss"][0] + sum(sums[name][0] for name in terms), (
-                sums,
-                count(task, batch, model),
-                split(model)[2],
-            )
+            sums, counts = reduce(metrics), count(task, batch, model)
+            return sums["loss"][0] + sum(sums[name][0] for name in terms), (sums, counts, split(model)[2])
 
         grads, (sums, counts, rest) = jax.grad(objective, has_aux=True)(params)
         return rest, (grads, sums, counts)
