@@ -87,7 +87,7 @@ def test_padded_places_cannot_move_the_result(row):
     cotangent = np.where(hidden[:, :, None, None], 0, conformance.random_cotangent(call))
     first = forward_and_gradients(row.op, params, as_jax(call | {"mask": PADDED}), cotangent)
     second = forward_and_gradients(row.op, params, as_jax(garbage | {"mask": PADDED}), cotangent)
-    close(first[0][~hidden], np.asarray(second[0][~hidden]), 1e-6)
+    close(first[0][~hidden], np.asarray(second[0][~hidden]), rounding(row))
     for one, two in zip(jax.tree.leaves(first[1:]), jax.tree.leaves(second[1:]), strict=True):
         close(two, np.asarray(one), 1e-5)
     for name in ("key", "value"):
@@ -111,7 +111,12 @@ def check_appended_padding(row):
     short = forward(row.op, params, as_jax(call | {"mask": padding([40, 13], 40)}))
     longer = {name: np.pad(x, [(0, 0), (0, 8), (0, 0), (0, 0)], constant_values=3.0) for name, x in call.items()}
     long = forward(row.op, params, as_jax(longer | {"mask": padding([40, 13], 48)}))
-    close(long[:, :40], np.asarray(short), 1e-6)
+    close(long[:, :40], np.asarray(short), rounding(row))
+
+
+def rounding(row):
+    """How far float32 sums in another order may differ: terms that are not weights may be far larger than their sum."""
+    return 1e-6 if row.case.normalized else 1e-5
 
 
 @pytest.mark.sampled(5)
