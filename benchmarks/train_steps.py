@@ -33,7 +33,7 @@ def step_of(contender: str, batch: int, length: int) -> Callable[[], float]:
     `length` is in tokens, or the side of an image in pixels. The step returns its loss.
     """
     if contender.startswith("xformer "):
-        start.keep_freed_memory()  # as every command does
+        start.use_huge_pages()  # as every command does
         from benchmarks import our_steps
 
         name = contender.removeprefix("xformer ")

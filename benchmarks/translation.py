@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    start.keep_freed_memory()  # as our commands do, here for both
+    start.use_huge_pages()  # as our commands do, here for both
     chosen = options.only or ["logits", *CASES]
     found = {name: logits() if name == "logits" else measure(name, options.rounds) for name in chosen}
     for name, row in found.items():

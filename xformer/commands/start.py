@@ -1,32 +1,30 @@
-"""The first things that a command does: it listens to signals, before imports that take seconds, and keeps memory."""
+"""The first things that a command does: it asks for huge pages, and listens to signals, before imports take seconds."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 RESUMABLE = 75  # as in xformer.commands.cli, which is not imported yet
-KEEP = (  # of <malloc.h>: one arena for all threads, large blocks in it too, and never a smaller one
-    (-8, 1),  # M_ARENA_MAX
-    (-4, 0),  # M_MMAP_MAX
-    (-1, -1),  # M_TRIM_THRESHOLD
-)
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(name: str) -> NoReturn:
     """Runs the command `xformer.commands.NAME` on the process's arguments and exits with its code."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they wait until there is who listens
+    use_huge_pages()
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores SIGINT
             signal.signal(number, _nothing_begun)
-    if hasattr(signal, "pthread_sigmask"):  # whoever started this may have had them wait until now
+    if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    keep_freed_memory()
     # `"package.module:Class"` in a config may name a module of the working directory. `python -m` finds those first; a
     # console command would not find them at all. Last, so that nothing there stands in for an installed package.
     if os.getcwd() not in map(os.path.abspath, sys.path):
@@ -36,19 +34,29 @@ def run(name: str) -> NoReturn:
     cli.main(importlib.import_module(f"xformer.commands.{name}").command)
 
 
-def keep_freed_memory() -> bool:
-    """Has the C library keep memory that is freed, and give it out again; whether it will.
+def use_huge_pages() -> None:
+    """Begins the process anew, once, where the C library then takes pages of 2 MiB for large blocks.
 
-    XLA asks for the memory of a step anew at every call on a CPU. The GNU C library gives blocks of that size back to
-    the system at once, so that each step waits until all its pages are mapped and zeroed. To be called before threads
-    allocate, and left alone where the environment says how to allocate. What is kept can still be given back: see
-    `xformer.train.memory.release`.
+    XLA asks for the memory of a step anew at every call on a CPU, and each step waits until the system has mapped and
+    zeroed it page by page. The GNU C library (2.35 or later) asks for huge pages only where the environment said so
+    when the process began, and they are given to those that ask where the system's own setting is `madvise`. What the
+    environment says of memory already is left alone.
     """
-    own = [name for name in os.environ if name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD")]
-    if sys.platform != "linux" or own:
+    own = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
+    if own or not sys.executable or not gives_huge_pages():
+        return
+    environment = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    os.execve(sys.executable, sys.orig_argv, environment)
+
+
+def gives_huge_pages() -> bool:
+    """Whether this system's C library can ask for huge pages, and must."""
+    library = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", ()) else None
+    try:
+        version = tuple(map(int, (library or "glibc 0").split()[-1].split(".")[:2]))
+        return version >= (2, 35) and "[madvise]" in HUGE_PAGES.read_text()
+    except (OSError, ValueError):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
-    return mallopt is not None and all(mallopt(option, value) == 1 for option, value in KEEP)
 
 
 def _nothing_begun(number: int, frame: FrameType | None) -> NoReturn:
