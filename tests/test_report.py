@@ -355,3 +355,13 @@ def test_other_simple_methods_are_drawn_and_named(tmp_path, monkeypatch):
     assert "Dash-dotted: TF-IDF, a classifier that sees the words, gives 91.0 %." in text
     assert "| TF-IDF | step time |" in text and "TF-IDF | none" not in text
     assert {(0.92, "-."), (0.91, "-.")} <= set(drawn)
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "spelled"),
+    [(0.72214, 0.0451, "0.7221 ± 0.0451"), (20.3149, 0.4, "20.31 ± 0.40"), (566.1496, 12.345, "566.1 ± 12.3")],
+)
+def test_values_that_are_not_shares_have_four_digits(mean, half, spelled):
+    estimate = stats.Estimate(mean, half, 3)
+    assert formatting.quality(estimate, "perplexity") == spelled
+    assert formatting.metric_value(mean, "perplexity") == spelled.split(" ")[0]

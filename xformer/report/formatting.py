@@ -92,7 +92,7 @@ def metric_value(value: float, metric: str) -> str:
     """One value of a metric: accuracy in percent, others as they are; MISSING where it is not finite."""
     if not math.isfinite(value):
         return MISSING
-    return percent(value) if metric == "accuracy" else f"{value:.4f}"
+    return percent(value) if metric == "accuracy" else plain(value, value)
 
 
 def quality(value: Estimate, metric: str) -> str:
@@ -107,7 +107,13 @@ def quality(value: Estimate, metric: str) -> str:
             return f"{100 * value.mean:.1f} % ({100 * value.lowest:.1f} to {100 * value.highest:.1f})"
         half = "" if value.half_width is None else f" ± {100 * value.half_width:.1f}"
         return f"{100 * value.mean:.1f}{half} %"
-    return f"{value.mean:.4f}" + ("" if value.half_width is None else f" ± {value.half_width:.4f}")
+    half = "" if value.half_width is None else f" ± {plain(value.half_width, value.mean)}"
+    return f"{plain(value.mean, value.mean)}{half}"
+
+
+def plain(value: float, beside: float) -> str:
+    """`0.7221`, `20.31`, `566.1`: with as many decimals as `beside` leaves of four digits, or four."""
+    return f"{value:.{4 if abs(beside) < 10 else 2 if abs(beside) < 100 else 1}f}"
 
 
 def short(text: str, most: int = 28) -> str:

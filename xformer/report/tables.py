@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -165,11 +166,7 @@ def _run(run: Run, comparison: Comparison) -> tuple[str, ...]:
     metric, titles = comparison.metric, summary.others(comparison, "test")
     chance = run.result is not None and summary.is_at_chance(run, metric, comparison.higher_is_better)
     state = CHANCE if chance else run.status
-    show = (
-        formatting.percent
-        if metric == "accuracy"
-        else lambda value: f"{value:.4f}" if math.isfinite(value) else formatting.MISSING
-    )
+    show = functools.partial(formatting.metric_value, metric=metric)
     best = number(run.result, "best_step")
     return (
         run.variant,
