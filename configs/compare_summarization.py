@@ -6,9 +6,9 @@
 T-ED, T-D and T-DMCA as in configs/summarization.py; with `experts` each feed-forward layer is 4, of which a token takes
 one. Depth, width, data, steps and learning rate are the same for all; T-ED has its layers twice, for text and summary.
 Each result holds ROUGE with its interval (`test`, `test_details`), what a lead and a nearest-neighbour copy score
-(`baseline`), and the summaries themselves (`test_outputs.jsonl`). Not run in whole yet: 142 TFLOP (--dry_run), of which
-two slow cores do 60 to 100 GFLOP a second: 24 to 40 minutes (an estimate), evaluation aside. 824 pages to train on are
-few: what models of this size can't learn from them, the comparison can't show.
+(`baseline`), and the summaries themselves (`test_outputs.jsonl`). 142 TFLOP (--dry_run), 28 minutes on two cores beside
+other work; what it found is in docs/results.md. 824 pages to train on are few: what models of this size can't learn
+from them, the comparison can't show. `experts` was not run in whole yet.
 """
 
 from __future__ import annotations
