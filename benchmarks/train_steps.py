@@ -1,6 +1,7 @@
 """Whole training steps, each contender in a process of its own, which takes a step when it is told to.
 
-So memory is that of one contender alone, and steps are still taken in turn, one process at a time:
+So memory is that of one contender alone, and steps are still taken in turn, one process at a time. The C library
+allocates as it does by default for all of them: the huge pages that our commands ask for are not here.
 
     python -m benchmarks.train_steps CONTENDER BATCH LENGTH      # each line on stdin: one step, its seconds on stdout
 """
@@ -14,8 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from xformer.commands import start
 
 COMMAND = (sys.executable, "-m", "benchmarks.train_steps")
 
@@ -33,7 +32,6 @@ def step_of(contender: str, batch: int, length: int) -> Callable[[], float]:
     `length` is in tokens, or the side of an image in pixels. The step returns its loss.
     """
     if contender.startswith("xformer "):
-        start.use_huge_pages()  # as every command does
         from benchmarks import our_steps
 
         name = contender.removeprefix("xformer ")

@@ -25,7 +25,6 @@ from flax import nnx
 
 from xformer.attention import Full
 from xformer.bench import machine, timing
-from xformer.commands import start
 from xformer.generate import generate
 from xformer.models import MODELS
 
@@ -183,7 +182,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    start.use_huge_pages()  # as our commands do, here for both
     chosen = options.only or ["logits", *CASES]
     found = {name: logits() if name == "logits" else measure(name, options.rounds) for name in chosen}
     for name, row in found.items():
