@@ -169,13 +169,24 @@ def test_tables_of_pairs(tmp_path):
     jsonl.write_text("".join(json.dumps({"en": one, "de": two}) + "\n" for one, two in rows))
     own = parallel_files.read(parallel_files.Files(tsv, None), ("source", "target"))
     assert own == parallel_files.read(parallel_files.Files(jsonl, None), ("en", "de")) == [Pair(*row) for row in rows]
-    lines = tmp_path / "a.en"
+    lines, linked, none = tmp_path / "a.en", tmp_path / "linked.tsv", tmp_path / "none.tsv"
     lines.write_text("house\n")
+    linked.write_text("source\ttarget\n" + "".join(f"house\tHaus {i}\n" for i in range(9)))
     for options, message in (
         ({"path": str(lines)}, r"^path: .*a\.en must be a table .*, or have task\.target_path: the file of its"),
         ({"path": str(tsv), "test_path": str(lines)}, r"^test_path: .*, or have task\.test_target_path: the file"),
+        (
+            {"path": str(tsv), "test_path": str(tsv), "test_target_path": str(lines)},
+            r"^test_target_path: .*a\.en must have as many lines as .*a\.tsv, got 1 and 41",
+        ),
+        ({"path": str(tsv), "validation_path": str(none)}, r"^validation_path: got .*, takes a file that is there"),
+        ({"path": str(tsv), "test_path": str(tsv), "test_target_path": str(none)}, r"^test_target_path: got "),
+        (
+            {"path": str(linked)},
+            "^path: 9 pairs in 1 group, each for one part alone, are too few to cut off validation",
+        ),
         ({"path": str(jsonl)}, "has no field 'target'"),
-        ({"path": str(tmp_path / "none.tsv")}, "takes a file that is there"),
+        ({"path": str(none)}, "takes a file that is there"),
         ({"path": str(tsv), "source": "manpages", "target_path": str(tsv)}, "target_path is for one's own files"),
         ({"source": "files"}, "needs a path"),
         ({"label_smoothing": 1.0}, "label_smoothing must be a number of at least 0 and below 1, got 1.0"),

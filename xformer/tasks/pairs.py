@@ -137,7 +137,9 @@ def as_texts(split: Mapping[str, Sequence[Pair]], facts: Mapping[str, object]) -
     """The parts as texts and second texts, without labels. ValueError for a part without a pair."""
     for part, pairs in split.items():
         if not pairs:
-            raise ValueError(f"path: there are too few pairs to cut off {part}")
+            kept, groups = len(split["train"]), len({pair.group for pair in split["train"]})
+            why = f" in {groups} group{'s' * (groups != 1)}, each for one part alone," if groups < kept else ""
+            raise ValueError(f"path: {kept} pairs{why} are too few to cut off {part}")
     order = ("train", "validation", "test")
     first = {part: ([pair.source for pair in split[part]], [0] * len(split[part])) for part in order}
     return Texts(first, ["pair"], dict(facts), {part: [pair.target for pair in split[part]] for part in order})

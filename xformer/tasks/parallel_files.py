@@ -37,7 +37,7 @@ def source(
         for file in filter(None, own):
             if not file.is_file():
                 key = "path" if file == own.path else "target_path"
-                raise ValueError(f"{key}: got {str(file)!r}, takes a file that is there")
+                raise ValueError(f"{_before(part)}{key}: got {str(file)!r}, takes a file that is there")
             parts += [part, file.suffix, file.read_bytes()]
     name = ", ".join(str(file) for own in files.values() for file in own if file)
     key = digest(*parts, *pairs.options(keep_copies))
@@ -61,9 +61,9 @@ def _read(
 def read(files: Files, fields: tuple[str, str], part: str = "train") -> list[Pair]:
     """All pairs of a part. ValueError, one line that names the place, for what can't be a pair."""
     if files.target is not None:
-        return _lines(files.path, files.target)
+        return _lines(files.path, files.target, _before(part))
     if files.path.suffix.lower() not in reading.TABLES:
-        before = "" if part == "train" else f"{part}_"
+        before = _before(part)
         raise ValueError(
             f"{before}path: {files.path} must be a table ({', '.join(reading.TABLES)}) of the fields {fields[0]!r} and "
             f"{fields[1]!r}, or have task.{before}target_path: the file of its targets, a line for each of its lines"
@@ -72,20 +72,26 @@ def read(files: Files, fields: tuple[str, str], part: str = "train") -> list[Pai
     return [Pair(document.text, document.second or "") for document in documents]
 
 
-def _lines(path: Path, target: Path) -> list[Pair]:
+def _before(part: str) -> str:
+    """What the keys of a part begin with, for messages."""
+    return "" if part == "train" else f"{part}_"
+
+
+def _lines(path: Path, target: Path, before: str) -> list[Pair]:
     sides = [_text_lines(file) for file in (path, target)]
     if len(sides[0]) != len(sides[1]):
         raise ValueError(
-            f"target_path: {target} must have as many lines as {path}, got {len(sides[1]):,} and {len(sides[0]):,}"
+            f"{before}target_path: {target} must have as many lines as {path}, got {len(sides[1]):,} and "
+            f"{len(sides[0]):,}"
         )
     found = []
     for number, (one, two) in enumerate(zip(*sides, strict=True), start=1):
         if bool(one.strip()) != bool(two.strip()):
-            raise ValueError(f"target_path: line {number} is empty in {path if two.strip() else target} alone")
+            raise ValueError(f"{before}target_path: line {number} is empty in {path if two.strip() else target} alone")
         if one.strip():
             found.append(Pair(one.strip(), two.strip()))
     if not found:
-        raise ValueError(f"path: {path} has no line with a text")
+        raise ValueError(f"{before}path: {path} has no line with a text")
     return found
 
 
