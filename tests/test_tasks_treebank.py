@@ -1,5 +1,7 @@
 """Treebanks: what is read of CoNLL-U files and refused, words in tokens, and runs with positions in trees."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conformance import refuses
@@ -57,6 +59,8 @@ ONE, TWO = conllu_row(1, "a", "X", 2, "x"), conllu_row(2, "b", "X", 0, "root")
         ([conllu_row(1, "a", "X", 1, "x")], 1, "by 1 -> 1"),
         ([conllu_row(1, " ", "X", 0, "x")], 1, "the word is empty"),
         (["1-3\tab\t_\t_\t_\t_\t_\t_\t_\t_", ONE, TWO], 3, "a token is of words up to 3, got 2"),
+        (["1-2\tab\t_\t_\t_\t_\t_\t_\t_\t_", ONE, "2-3\tbc\t_\t_\t_\t_\t_\t_\t_\t_", TWO], 3, "begins after word 2"),
+        (["# a", "0.1\tghost\t_\t_\t_\t_\t_\t_\t_\t_"], 2, "the sentence has no word"),
         (["5.1\tab\t_\t_\t_\t_\t_\t_\t_\t_", ONE, TWO], 1, "takes the id 1, got '5.1'"),
     ],
 )
@@ -136,7 +140,7 @@ def test_files_of_each_split_and_other_columns(tmp_path):
     assert data.class_names == ["det", "obj", "punct", "root"]
     assert data.info["num_examples"]["train"] == data.info["num_examples"]["test"]
     assert data.info["near_duplicates"]["test"] == data.num_examples("test")
-    with refuses(ValueError, "no word has a xpos"):
+    with refuses(ValueError, "no word of train has a xpos"):
         Treebank(path=path, column="xpos", vocab="bytes").prepare(tmp_path / "data")
     (tmp_path / "few").mkdir()
     write(tmp_path / "few" / "a.conllu", conllu_row(1, "hello", "INTJ", 0, "root"))
@@ -204,3 +208,29 @@ def test_the_comparison_changes_positions_alone():
         named = positions["none" if variant == "no_positions" else variant]
         assert dict(run.attention.position) | named == dict(run.attention.position)
         assert (run.model.position_embedding, run.model.depth_embedding) == ("none", "none")
+
+
+def test_sentences_without_tags_are_read_and_asked_nothing(tmp_path):
+    path = Path(write_treebank(tmp_path))
+    bare = conllu_row(1, "bare", "_", 0, "root")
+    path.write_text(path.read_text(encoding="utf-8") + f"\n{bare}\n\n# a comment alone\n\n", encoding="utf-8")
+    task = Treebank(path=str(path), vocab="bytes")
+    task.prepare(tmp_path / "data")
+    (other,) = task.baseline(task.open(tmp_path / "data"))["others"]
+    assert 0 < other["scores"]["test"]["accuracy"] <= 1
+    empty, untagged = tmp_path / "empty.conllu", tmp_path / "untagged.conllu"
+    empty.write_text("# a\n\n# b\n")
+    write(untagged, bare)
+    for key, file, words in (
+        ("path", empty, "treebank: no sentence in"), ("test_path", empty, "treebank: no sentence in"),
+        ("validation_path", untagged, "no word of validation has a upos in"),
+    ):  # fmt: skip
+        with refuses(ValueError, words, str(file)):
+            Treebank(**{"path": str(path), key: str(file)}, vocab="bytes").prepare(tmp_path / "data")
+
+
+def test_files_of_a_folder_whatever_the_case_of_their_endings(tmp_path):
+    for name in ("b.CONLLU", "a/c.conllu", ".hidden.conllu", ".git/d.conllu", "e.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert conllu.files(tmp_path) == [tmp_path / "a/c.conllu", tmp_path / "b.CONLLU"]

@@ -35,13 +35,15 @@ Sentence = list[Word]
 
 
 def files(path: Path) -> list[Path]:
-    """The file, or those of a folder at any depth whose names end in .conllu, in order.
+    """The file, or those of a folder at any depth whose names end in .conllu, in order; hidden ones are left aside.
 
     Raises ValueError where there is none.
     """
     if path.is_file():
         return [path]
-    found = sorted(path.rglob("*.conllu")) if path.is_dir() else []
+    inside = sorted(path.rglob("*")) if path.is_dir() else []
+    hidden = lambda file: any(part.startswith(".") for part in file.relative_to(path).parts)
+    found = [file for file in inside if file.suffix.lower() == ".conllu" and file.is_file() and not hidden(file)]
     if not found:
         raise ValueError(f"path: got {str(path)!r}, takes a CoNLL-U file, or a folder with files *.conllu")
     return found
@@ -55,8 +57,8 @@ def read(path: Path) -> list[Sentence]:
     several roots, each the root of a tree of its own.
 
     Raises:
-      ValueError: a line without ten columns, ids out of order, a head that is no word of the sentence, or words that
-        depend on themselves; one line with the place.
+      ValueError: a line without ten columns, ids out of order, tokens that share a word, a sentence without one, a head
+        that is no word of the sentence, or words that depend on themselves; one line with the place.
     """
     return [_sentence(path, lines) for lines in _blocks(reading.decode(path))]
 
@@ -90,6 +92,10 @@ def _sentence(path: Path, lines: Sequence[tuple[int, str]]) -> Sentence:
         own, spaced = columns[0], "SpaceAfter=No" not in columns[9].split("|")
         first, dash, last = own.partition("-")
         if dash and first == str(len(rows) + 1) and last.isdecimal() and int(last) > len(rows):
+            if len(rows) < range_end:
+                raise ValueError(
+                    f"{place}: takes a token that begins after word {range_end}, the last of one, got {own!r}"
+                )
             range_end, range_space = int(last), spaced
             continue
         if own.replace(".", "", 1).isdecimal() and own.partition(".")[0] == str(len(rows)) and "." in own:
@@ -105,6 +111,8 @@ def _sentence(path: Path, lines: Sequence[tuple[int, str]]) -> Sentence:
         raise ValueError(
             f"treebank: {path} line {lines[-1][0]}: a token is of words up to {range_end}, got {len(rows)}"
         )
+    if not rows:
+        raise ValueError(f"treebank: {path} line {lines[0][0]}: the sentence has no word")
     words = [_word(place, columns, len(rows)) for place, columns in rows]
     _check_tree([place for place, _ in rows], [word.parent for word in words])
     return words
@@ -123,12 +131,12 @@ def _check_tree(places: Sequence[str], parents: Sequence[int]) -> None:
     """Raises ValueError where a word is above itself."""
     safe: set[int] = set()
     for index in range(len(parents)):
-        chain: list[int] = []
+        chain: dict[int, None] = {}  # in order
         here = index
         while here >= 0 and here not in safe:
             if here in chain:
-                loop = " -> ".join(str(node + 1) for node in [*chain[chain.index(here) :], here])
+                loop = " -> ".join(str(node + 1) for node in [*list(chain)[list(chain).index(here) :], here])
                 raise ValueError(f"{places[here]}: the word depends on itself, by {loop}")
-            chain.append(here)
+            chain[here] = None
             here = parents[here]
         safe.update(chain)

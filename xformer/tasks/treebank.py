@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,6 +114,9 @@ class Treebank(TextTask):
 
     def _read(self, found: Mapping[str, Sequence[Path]], shares: Mapping[str, float]) -> Sentences:
         splits = {split: [one for file in some for one in conllu.read(file)] for split, some in found.items()}
+        for split, some in splits.items():
+            if not some:
+                raise ValueError(f"{self.name}: no sentence in {', '.join(map(str, found[split]))}")
         whole = splits["train"]
         texts = [conllu.text_of(sentence) for sentence in whole]
         chosen = hash_split(texts, [""] * len(whole), shares)
@@ -121,15 +125,16 @@ class Treebank(TextTask):
             if not splits[split]:
                 raise ValueError(f"{self.name}: {len(whole)} sentences are too few to cut off {split}")
         ordered = {split: splits[split] for split in ("train", "validation", "test")}
-        tags = {tag for some in ordered.values() for one in some for tag in self._tags(one)} - {""}
-        if not tags:
-            raise ValueError(f"{self.name}: no word has a {self.column} in {found['train'][0]}")
+        by_split = {split: {tag for one in some for tag in self._tags(one)} - {""} for split, some in ordered.items()}
+        if bare := next((split for split, tags in by_split.items() if not tags), None):
+            where = ", ".join(map(str, found.get(bare, found["train"])))
+            raise ValueError(f"{self.name}: no word of {bare} has a {self.column} in {where}")
         facts = {
             "copies": len(texts) - len(set(map(normal, texts))),
             "words": {split: sum(map(len, some)) for split, some in ordered.items()},
         }
         as_texts = {split: (list(map(conllu.text_of, some)), [0] * len(some)) for split, some in ordered.items()}
-        return Sentences(as_texts, sorted(tags), facts, sentences=ordered)
+        return Sentences(as_texts, sorted(set.union(*by_split.values())), facts, sentences=ordered)
 
     def _tags(self, sentence: Sentence) -> list[str]:
         return [getattr(word, self.column) for word in sentence]
@@ -214,7 +219,7 @@ def _tagged_words(data: TaskData, split: str) -> list[tuple[str, int]]:
     for index in range(len(examples)):
         tokens, labels = (x[: data.max_len] for x in (examples[index], examples.label(index)))
         first = np.flatnonzero(labels != NO_LABEL)
-        for start, stop in zip(first, [*first[1:], len(tokens)], strict=True):
+        for start, stop in itertools.pairwise([*first, len(tokens)]):
             found.append((data.vocabulary.decode(tokens[start:stop]).strip(), int(labels[start])))
     return found
 
