@@ -90,6 +90,22 @@ def test_a_folder_is_read_in_colour_and_split_by_content(tmp_path):
         assert [WORDS[index] for index in brightest] == [data.class_names[label] for label in batch["targets"]]
 
 
+def test_an_image_is_in_the_same_split_at_every_size(tmp_path):
+    """Or a run that starts from one on smaller images would have seen some of its test images in training."""
+    random, folder = np.random.default_rng(0), tmp_path / "pictures"
+    for name, low in (("dark", 0), ("light", 128)):
+        (folder / name).mkdir(parents=True)
+        for value in range(low, low + 40):  # each of one value, which no scaling changes
+            pixels = np.full((int(random.integers(3, 9)), int(random.integers(3, 9)), 3), value, np.uint8)
+            PIL.Image.fromarray(pixels).save(folder / name / f"{value}.png")
+    found = []
+    for size in (2, 6):
+        data = opened(ImageClasses("folder", str(folder), size=size), tmp_path / "data")
+        found.append({split: {int(data.examples(split)[i][0]) - 1 for i in range(data.num_examples(split))}
+                      for split in data.splits})  # fmt: skip
+    assert found[0] == found[1] and len(set.union(*found[0].values())) == 80
+
+
 def test_folders_of_splits_are_kept(tmp_path):
     for part, number in (("train", 4), ("val", 1), ("test", 2)):
         write_image_folder(tmp_path / "pictures" / part, number)
@@ -109,7 +125,7 @@ def test_folders_of_splits_are_kept(tmp_path):
         (lambda folder: (folder / "red" / "0.png").rename(folder / "0.png"), "must lie in the folder of its class"),
         (lambda folder: (folder / "empty").mkdir(), "empty has no images"),
         (lambda folder: [path.unlink() for path in (folder / "red").iterdir() if path.name != "0.png"],
-         "class 'red' has too few different images"),
+         "class 'red' has too few different images .*: it needs 3 at least, got 1"),
         (lambda folder: folder.rename(folder.parent / "gone"), "path must be a folder with a folder of images"),
     ],
 )  # fmt: skip
@@ -127,6 +143,32 @@ def test_splits_must_agree(tmp_path):
     (tmp_path / "pictures" / "test" / "red").rename(tmp_path / "pictures" / "test" / "pink")
     with pytest.raises(ValueError, match="class 'pink' is in one of train and test"):
         ImageClasses("folder", str(tmp_path / "pictures")).prepare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [("train", "val", "validation", "test"), ("train", "valid", "test"), ("Train", "Val", "Test"), ("val", "test"),
+     ("training", "testing"), ("train", "val", "test", "others")],
+)  # fmt: skip
+def test_folders_that_look_like_splits_are_no_classes(parts, tmp_path):
+    for part in parts:
+        write_image_folder(tmp_path / "pictures" / part, 3)
+    with pytest.raises(ValueError, match=r"of which .* look like splits; takes train, validation"):
+        ImageClasses("folder", str(tmp_path / "pictures")).prepare(tmp_path)
+
+
+def test_classes_may_be_called_like_splits(tmp_path):
+    write_image_folder(tmp_path / "pictures", 5)
+    for old, new in zip(WORDS, ("train", "test", "bus"), strict=True):
+        (tmp_path / "pictures" / old).rename(tmp_path / "pictures" / new)
+    data = opened(ImageClasses("folder", str(tmp_path / "pictures"), size=4), tmp_path / "data")
+    assert data.class_names == ["bus", "test", "train"]
+
+
+def test_a_folder_of_images_that_is_taken_for_fashion_mnist_says_which_source_reads_it(tmp_path):
+    write_image_folder(tmp_path / "pictures", 3)
+    with pytest.raises(DataMissing, match=r"no Fashion-MNIST in .*pictures; .*; a folder of other images takes source"):
+        ImageClasses(path=str(tmp_path / "pictures")).prepare(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 
 from xformer.tasks.chunks import every_few_seconds
 from xformer.tasks.image_files import Images
-from xformer.tasks.image_reading import read
+from xformer.tasks.image_reading import read_with_digest
 from xformer.tasks.location import Progress
 from xformer.tasks.splits import hash_split
 
 SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+LIKE_SPLITS = (*SPLITS, "training", "valid", "dev", "eval", "testing")  # lower case
 SHARES = {"validation": 0.1, "test": 0.2}
 BESIDE = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx")  # what systems put beside images, lower case
 
@@ -25,14 +25,15 @@ def files(folder: Path) -> dict[str, dict[str, list[Path]]]:
     Hidden files and folders are left aside, and what systems put beside images (`Thumbs.db`).
 
     Raises:
-      ValueError: no such folder, no or only one class, a class without images, a file that is no image, or splits that
-        do not have the same classes.
+      ValueError: no such folder, no or only one class, a class without images, a file that is no image, splits that do
+        not have the same classes, or folders that could be splits as well as classes.
     """
     if not folder.is_dir():
         raise ValueError(f"images: path must be a folder with a folder of images for each class, got {str(folder)!r}")
     inner = _folders(folder)
     given = {name: path for name, path in inner.items() if name in SPLITS}
-    if "train" in given and len(given) == len(inner):
+    named = [SPLITS[name] for name in given]
+    if "train" in given and len(given) == len(inner) == len(set(named)):
         found = {SPLITS[name]: _classes(path) for name, path in given.items()}
         for split, classes in found.items():
             if set(classes) != set(found["train"]):
@@ -41,6 +42,12 @@ def files(folder: Path) -> dict[str, dict[str, list[Path]]]:
         if missing := [split for split in ("validation", "test") if split not in found]:
             raise ValueError(f"images: {folder} has a folder train, but none for {' and '.join(missing)}")
         return found
+    like = [name for name, path in inner.items() if name.lower() in LIKE_SPLITS and _folders(path)]
+    if len(like) > 1:  # as classes they would be told apart by nothing
+        raise ValueError(
+            f"images: {folder} has the folders {', '.join(inner)}, of which {', '.join(like)} look like splits; takes "
+            "train, validation (or val) and test with nothing beside them, or a folder for each class"
+        )
     return {"": _classes(folder)}
 
 
@@ -50,30 +57,32 @@ def read_splits(
     """The images in their splits, uint8 `[examples, side, side, channels]`, and the names of the classes.
 
     Where the folder does not say which, a tenth of each class is for validation and a fifth for test, by a hash of the
-    pixels: copies of an image are in one split.
+    pixels as they are stored: copies of an image are in one split, and at another `side` each is in the same.
 
     Raises ValueError for a file that can't be read.
     """
     class_names = sorted(next(iter(found.values())))
     say = every_few_seconds(progress, "images: COUNT files read")
     splits: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    digests: dict[str, list[str]] = {split: [] for split in found}
     for split, classes in found.items():
         rows = [(file, label) for label, name in enumerate(class_names) for file in classes[name]]
         images = np.zeros((len(rows), side, side, channels), np.uint8)
         for index, (file, _) in enumerate(rows):
             say(index)
-            images[index] = _read(file, side, channels)
+            images[index], whole = _read(file, side, channels)
+            digests[split].append(whole)
         splits[split] = images, np.array([label for _, label in rows], np.int32)
     if "" not in splits:
         return splits, class_names
     images, labels = splits[""]
-    texts = [hashlib.sha256(image.tobytes()).hexdigest() for image in images]
-    chosen = hash_split(texts, [str(label) for label in labels], SHARES)
+    chosen = hash_split(digests[""], [str(label) for label in labels], SHARES)
     for indices in chosen.values():
         if absent := sorted(set(range(len(class_names))) - set(labels[indices].tolist())):
+            count = len({one for one, label in zip(digests[""], labels, strict=True) if label == absent[0]})
             raise ValueError(
                 f"images: class {class_names[absent[0]]!r} has too few different images for train, validation and "
-                "test: it needs 3 at least"
+                f"test: it needs 3 at least, got {count}"
             )
     return {split: (images[indices], labels[indices]) for split, indices in chosen.items()}, class_names
 
@@ -92,9 +101,9 @@ def unlabelled(path: Path) -> list[tuple[str, Path]]:
     return [(path.name, path)]
 
 
-def _read(file: Path, side: int, channels: int) -> np.ndarray:
+def _read(file: Path, side: int, channels: int) -> tuple[np.ndarray, str]:
     try:
-        return read(file, side, side, channels)
+        return read_with_digest(file, side, side, channels)
     except ValueError as error:
         raise ValueError(f"images: {error}") from error
 

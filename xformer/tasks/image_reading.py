@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def read(file: str | Path, height: int, width: int, channels: int) -> np.ndarray
       ValueError: the file can't be read as an image.
       MissingExtra: Pillow is not installed.
     """
+    return read_with_digest(file, height, width, channels)[0]
+
+
+def read_with_digest(file: str | Path, height: int, width: int, channels: int) -> tuple[np.ndarray, str]:
+    """As `read`, and a digest of the upright image in its own size, which copies of it have in common."""
     open_image, errors = Image.open, (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
     try:
         with open_image(file) as opened:
@@ -38,7 +44,8 @@ def read(file: str | Path, height: int, width: int, channels: int) -> np.ndarray
             fitted = ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
     except errors as error:
         raise ValueError(f"{file} can't be read as an image: {' '.join(str(error).split())[:200]}") from error
-    return np.asarray(fitted, np.uint8).reshape(height, width, channels)
+    whole = hashlib.sha256(f"{converted.size}".encode() + converted.tobytes()).hexdigest()
+    return np.asarray(fitted, np.uint8).reshape(height, width, channels), whole
 
 
 def _eight_bits(image: Any) -> Any:

@@ -33,6 +33,7 @@ FETCH = "apt-get download dataset-fashion-mnist && dpkg-deb -x dataset-fashion-m
 FOLDER_SIDE = 64
 CHANNELS = {"fashion-mnist": 1, "cifar10": 3, "folder": 3}
 _READING = "1"  # what the same files are read as; another number where that changes
+_FOLDER_READING = "2"  # likewise of a folder's alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +177,7 @@ class ImageClasses(Task):
             parts = [part for split, classes in found.items() for name, files in classes.items() for file in files
                      for part in (split, name, file.name, file.read_bytes())]  # fmt: skip
             return (
-                key(*parts),
+                key(_FOLDER_READING, *parts),
                 f"images of {folder}",
                 lambda progress: image_folder.read_splits(found, self.side, CHANNELS[self.source], progress),
             )
@@ -197,7 +198,7 @@ class ImageClasses(Task):
                 return key(*(file.read_bytes() for file in files)), "Fashion-MNIST", fashion
         raise DataMissing(
             f"{self.name}: no Fashion-MNIST in {' or '.join(map(str, given))}; on Debian or Ubuntu: "
-            f"{FETCH.format(folder=given[-1])}"
+            f"{FETCH.format(folder=given[-1])}" + "; a folder of other images takes source 'folder'" * bool(self.path)
         )
 
 
