@@ -186,6 +186,10 @@ def test_wrong_folders_and_runs_are_one_line(folder, tmp_path):
         ([f"--workdir={tmp_path / 'empty'}"], "--workdir: .*empty holds no comparison: neither it nor a folder in it"),
         ([f"--workdir={tmp_path / 'few'}"], "--workdir: full: a law needs at least 6 runs"),
         ([f"--workdir={folder / 'runs'}", f"--held_out={tmp_path / 'other'}"], "--held_out: got runs of linear, takes"),
+        (
+            [f"--workdir={folder / 'runs'}", f"--held_out={folder / 'runs' / '1e+11'}"],
+            "--held_out: got .*, of whose runs 14 are in --workdir too; takes runs that the laws are not fitted to",
+        ),
         ([f"--workdir={folder / 'runs'}", "--samples=0"], "--samples: got 0, takes an integer from 1"),
     ):
         with pytest.raises(ConfigError, match=message) as error:
@@ -198,6 +202,28 @@ def test_a_run_that_diverged_is_left_out(folder, caplog):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"test": {"loss": None}}))
     assert len(read(folder / "runs")) == 2 * len(BUDGETS) * len(SIZES) - 1
     assert "left out, as its loss, size or cost is not a positive number" in caplog.text
+
+
+def test_what_is_not_finished_or_damaged_is_named(folder, caplog):
+    damaged, gone, diverged = sorted((folder / "runs").glob("*/runs/*/result.json"))[:3]
+    damaged.write_text("{")
+    gone.unlink()
+    diverged.write_text(json.dumps(json.loads(diverged.read_text()) | {"num_params": "many"}))
+    config = folder / "runs/1e+12/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"budget": {"train_flops": None}}))
+    found = read(folder / "runs")
+    assert len(found) == 2 * len(BUDGETS) * len(SIZES) - 3 and sum(math.isnan(o.budget) for o in found) == 14
+    assert f"{damaged.parent}: left out, as the run is damaged" in caplog.text
+    assert f"{gone.parent}: left out, as the run is not started" in caplog.text
+    assert f"{diverged.parent}: left out, as its loss, size or cost" in caplog.text
+
+
+def test_runs_of_other_data_are_not_fitted_without_a_word(folder, caplog):
+    paths = sorted((folder / "runs").glob("*/runs/*/result.json"))
+    for path, digest in zip(paths, "abbb", strict=False):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"info": {"digest": digest * 64}}))
+    read(folder / "runs")
+    assert "runs holds runs of different data (3 of bbbbbbbb and 1 of aaaaaaaa)" in caplog.text
 
 
 def test_runs_beside_comparisons_are_no_comparisons(folder):

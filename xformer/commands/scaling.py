@@ -13,6 +13,7 @@ scaling.png. Exit codes: 0 finished; 2 wrong arguments; 1 anything else.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +51,12 @@ def command(argv: Sequence[str]) -> None:
     out = parser.folder("--out", args.out) if args.out is not None else workdir
     fitted = _read("--workdir", workdir)
     held_out = _read("--held_out", Path(args.held_out)) if args.held_out is not None else {}
+    fitted_to, held = (set(itertools.chain.from_iterable(runs.values())) for runs in (fitted, held_out))
+    if both := fitted_to & held:
+        raise ConfigError(
+            f"--held_out: got {args.held_out!r}, of whose runs {len(both)} are in --workdir too; takes runs that the "
+            "laws are not fitted to"
+        )
     names = labels([*fitted, *(attention for attention in held_out if attention not in fitted)])
     if unknown := [names[attention] for attention in held_out if attention not in fitted]:
         known = ", ".join(names[attention] for attention in fitted)

@@ -20,7 +20,8 @@ class Parabola(NamedTuple):
       params: the best size.
       loss: there.
       curvature: above 0 where there is a best size.
-      inside: whether the best size lies between the smallest and the largest that were trained; else it is a guess.
+      inside: whether the best size lies between the smallest and the largest that were trained, with a loss above 0;
+        else it is a guess.
     """
 
     params: float
@@ -43,11 +44,12 @@ def parabola(observations: Sequence[Observation]) -> Parabola | None:
     if not curvature > 0:
         return Parabola(math.nan, math.nan, float(curvature), False)
     best = middle - slope / (2 * curvature)
+    loss = rest - slope**2 / (4 * curvature)
     return Parabola(
         params=float(np.exp(np.clip(best, -700, 700))),
-        loss=float(rest - slope**2 / (4 * curvature)),
+        loss=float(loss),
         curvature=float(curvature),
-        inside=bool(sizes.min() <= best <= sizes.max()),
+        inside=bool(sizes.min() <= best <= sizes.max() and loss > 0),
     )
 
 

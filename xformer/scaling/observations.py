@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ class Observation(NamedTuple):
       flops: the FLOPs of its training.
       loss: on the test split, in nats a token.
       budget: the training FLOPs that runs of its comparison could spend; NaN where they had another budget.
+      data: the digest of the data that it was made on; "" where its result holds none.
     """
 
     attention: str
@@ -33,12 +35,14 @@ class Observation(NamedTuple):
     flops: float
     loss: float
     budget: float
+    data: str = ""
 
 
 def read(folder: Path) -> list[Observation]:
     """The finished runs of the comparison in `folder`, or of those in the folders in it, in the order of their names.
 
-    Runs that diverged are left out, with a warning.
+    Runs that have not finished, diverged or are damaged are left out, with a warning; there is another where the runs
+    are of different data, whose losses have no law in common.
 
     Raises:
       ValueError: there is no comparison, or no run in it has a test loss.
@@ -54,6 +58,9 @@ def read(folder: Path) -> list[Observation]:
         found += _of_comparison(workdir)
     if not found:
         raise ValueError(f"{folder} holds no finished run with a test loss")
+    if len(kinds := Counter(o.data for o in found if o.data)) > 1:
+        counts = " and ".join(f"{count} of {digest[:8]}" for digest, count in kinds.most_common())
+        logger.warning("%s holds runs of different data (%s), whose losses are fitted together", folder, counts)
     return found
 
 
@@ -68,6 +75,8 @@ def _of_comparison(workdir: Path) -> list[Observation]:
     found = []
     for run in comparison.all_runs():
         if run.result is None:
+            status = "damaged" if (run.folder / "result.json").exists() else run.status
+            logger.warning("%s: left out, as the run is %s", run.folder, status)
             continue
         number = lambda key, result=run.result: results.number(result, key)
         observation = Observation(
@@ -76,7 +85,8 @@ def _of_comparison(workdir: Path) -> list[Observation]:
             tokens=number("tokens_per_step") * number("last_step"),
             flops=number("train_flops"),
             loss=run.test("loss"),
-            budget=float(comparison.budget.get("train_flops", math.nan)),
+            budget=results.number(comparison.budget, "train_flops"),
+            data=run.digest or "",
         )
         if all(math.isfinite(value) and value > 0 for value in observation[1:5]):
             found.append(observation)
