@@ -10,12 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conformance_tasks import CASES, write_documents
+from conformance_tasks import CASES, write_documents, write_pairs
 
 from xformer.commands import cli, data, describe
 from xformer.report import style
-from xformer.tasks import TASKS, ListOps, Task, readiness
+from xformer.tasks import TASKS, ListOps, Task, Translation, description, readiness
 from xformer.tasks.generated import Generated
 
 ROOT = Path(__file__).parent.parent
@@ -233,6 +234,23 @@ def test_every_kind_of_target_is_described(case, tmp_path, monkeypatch):
     found = describe.text(task, task.open(tmp_path / "data"), case, None, (512,))
     assert "of a method that" in found and "examples of train, label first:" in found
     assert {"documents-number": "10500", "documents-labels": "no label", "retrieval-own": " || "}.get(case, "") in found
+
+
+def test_pairs_are_described_as_they_are_and_not_as_rows_of_several(tmp_path):
+    """Rows hold at most max_len tokens, so that no share of rows is longer."""
+    task = Translation(path=write_pairs(tmp_path), max_len=20, vocab="bytes", validation_share=0.2, test_share=0.2)
+    task.prepare(tmp_path / "data")
+    opened = task.open(tmp_path / "data")
+    pairs = opened.examples("train")
+    lengths = np.maximum(np.diff(pairs.offsets), np.diff(pairs.offsets2))
+    wanted = [float((lengths > most).mean()) for most in (10, 20, 25)]
+    assert description.longer_than(opened, (10, 20, 25))["train"] == wanted and 0 < wanted[2] < wanted[1] < wanted[0]
+    task = dataclasses.replace(task, max_len=200)
+    opened = task.open(tmp_path / "data")
+    lines = [line.split() for line in describe.text(task, opened, "pairs", None, (25,)).splitlines()]
+    assert next(line for line in lines if line[:1] == ["split"])[1:3] == ["texts", "rows"]
+    counts = next(line for line in lines if line[:1] == ["train"])[1:3]
+    assert counts == [str(len(pairs)), str(opened.num_examples("train"))]
 
 
 def test_a_config_and_a_comparison_name_the_same_data(run):

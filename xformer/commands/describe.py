@@ -33,7 +33,7 @@ def text(task: Task, data: TaskData, name: str, folder: Path | None, at: Sequenc
 
 def draw(data: TaskData, out: Path) -> str:
     """Writes the picture of the lengths of the training split; the line that says what was done."""
-    image = lengths.picture(data.facts_by_example("train")["length"], data.max_len, style.LIGHT)
+    image = lengths.picture(data.examples("train").lengths, data.max_len, style.LIGHT)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(image)
     return f"lengths of train: {out}"
@@ -54,13 +54,23 @@ def _source(data: TaskData, name: str, folder: Path | None) -> Iterator[str]:
 
 
 def _splits(data: TaskData) -> Table:
-    """Sizes and lengths; and how many examples stand in the training split too."""
+    """Sizes and lengths; and how many examples stand in the training split too.
+
+    Where models do not read the stored texts one by one there are rows besides.
+    """
     same, near = description.repeated(data), data.info.get("near_duplicates")
-    headers = ["split", "examples", *(f"length, {name}" for name in data.info["lengths"]["train"]), "also in train"]
+    packed = any(data.num_examples(split) != len(data.examples(split)) for split in data.splits)
+    headers = [
+        "split",
+        *(["texts", "rows"] if packed else ["examples"]),
+        *(f"length, {name}" for name in data.info["lengths"]["train"]),
+        "also in train",
+    ]
     headers += ["but for case and space"] if near is not None else []
     rows = []
     for split in data.splits:
-        sizes = [data.num_examples(split), *data.info["lengths"][split].values()]
+        counts = [len(data.examples(split))] * packed + [data.num_examples(split)]
+        sizes = [*counts, *data.info["lengths"][split].values()]
         row = (split, *(f"{size:,}" for size in sizes), _count(same, split))
         rows.append(row if near is None else (*row, _count(near, split)))
     return Table(tuple(headers), tuple(rows))

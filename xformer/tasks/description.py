@@ -16,8 +16,11 @@ MAX_SHOWN = 160  # characters of an example
 
 
 def longer_than(data: TaskData, lengths: Sequence[int]) -> dict[str, list[float]]:
-    """Which share of each split has more tokens than each length; of two texts the longer counts."""
-    found = {split: data.facts_by_example(split)["length"] for split in data.splits}
+    """Which share of the texts of each split has more tokens than each length; of two texts the longer counts.
+
+    Of what is stored, not cut: rows for a model may hold several texts, or parts of one.
+    """
+    found = {split: data.examples(split).lengths for split in data.splits}
     share = lambda longer: float(longer.mean()) if longer.size else math.nan
     return {split: [share(own > most) for most in lengths] for split, own in found.items()}
 
