@@ -149,6 +149,16 @@ def test_rouge_is_that_of_the_package():
     assert summary_scores.scores(["a b"], ["a b"]).details["intervals"]["rouge1"] is None
 
 
+def test_letters_that_rouge_does_not_read_are_told(caplog):
+    """It reads ASCII letters and digits alone: of a right summary in Russian nothing is left."""
+    task = Summarization(path="a.jsonl")
+    assert task.score(["насос стоял"], ["насос стоял"]).metrics["rouge1"] == 0
+    assert "100 % of the letters of the references are not ASCII" in caplog.text
+    caplog.clear()
+    assert task.score(["über 3 Öfen"], ["über 3 Öfen"]).metrics["rouge1"] == 1 and not caplog.text
+    assert summary_scores.unread(["12"]) == summary_scores.unread([]) == 0
+
+
 def test_the_interval_is_that_of_a_mean():
     values = np.random.default_rng(3).normal(0.3, 0.1, 400)
     low, high = summary_scores.interval(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -15,6 +16,8 @@ from xformer.tasks.outputs import Scores
 from xformer.tasks.pair_data import PairData
 from xformer.tasks.parallel_texts import FILES, ParallelTexts
 from xformer.tasks.text import Source
+
+logger = logging.getLogger(__name__)
 
 SourceName = Literal["manpages", "papers", "files"]
 
@@ -60,7 +63,14 @@ class Summarization(ParallelTexts):
         )
 
     def score(self, predictions: Sequence[str], references: Sequence[str]) -> Scores:
-        """`rouge1`, `rouge2` and `rougeL`, see `summary_scores.scores`."""
+        """`rouge1`, `rouge2` and `rougeL`, see `summary_scores.scores`; a warning where most letters of the references
+        are none that rouge-score reads, so that a right summary scores next to nothing.
+        """
+        if (share := summary_scores.unread(references)) > 0.5:
+            logger.warning(
+                "%s: %.0f %% of the letters of the references are not ASCII, and rouge-score reads no others: what it "
+                "says means little here; test_outputs.jsonl has the texts for other scores", self.name, 100 * share,
+            )  # fmt: skip
         return summary_scores.scores(predictions, references)
 
     def baseline(self, data: TaskData) -> dict[str, Any]:

@@ -28,6 +28,12 @@ def by_example(predictions: Sequence[str], references: Sequence[str]) -> dict[st
     return {name: np.array([score[name].fmeasure for score in scored], np.float64) for name in NAMES}
 
 
+def unread(texts: Sequence[str]) -> float:
+    """Which share of the letters in texts the package does not read, as they are not ASCII; 0 where there are none."""
+    letters = [char for text in texts for char in text if char.isalpha()]
+    return sum(not char.isascii() for char in letters) / max(len(letters), 1)
+
+
 def scores(predictions: Sequence[str], references: Sequence[str]) -> Scores:
     """The means of `by_example`; and as `intervals` that of 95 % of each, by the percentile bootstrap over examples:
     what other texts of the kind could have given, not what other seeds would. None for one text alone.
