@@ -123,6 +123,10 @@ REFUSED = {
         "none of its source; BigBird depends on positions$",
     ),
     "causal": ("model.decoder_attention.name=linformer", "model.decoder_attention.*causal"),
+    "packing": (
+        "model.cross_attention.name=linformer",
+        r"^task\.packing: got True, takes False with this attention: Linformer cannot honour segment_ids",
+    ),
     "name": ("model.cross_attention.name=ful", r"model\.cross_attention\.name: got 'ful'.*'full'"),
     "key": ("model.cross_attention={'name': 'full', 'left': 3}", r"model\.cross_attention\.left: got 3"),
     "segments": ("attention={'name': 'linformer'}", "segment_ids"),

@@ -306,7 +306,13 @@ def _check_together(experiment: Experiment) -> None:
             raise ConfigError(
                 f"train.{key}: got {rows}, takes at most {most} examples of {experiment.task.length} tokens"
             )
-    outputs = sections.construct("model", config, lambda: trace(experiment))
+    try:
+        outputs = sections.construct("model", config, lambda: trace(experiment))
+    except ConfigError as error:
+        if "segment_ids" not in str(error) or config["task"].get("packing") is not True:
+            raise
+        reason = str(error).removeprefix("model: ")
+        raise ConfigError(f"task.packing: got True, takes False with this attention: {reason}") from error
     try:
         jax.eval_shape(experiment.task.metrics, outputs, experiment.task.example_batch(1))
     except (TypeError, ValueError) as error:
