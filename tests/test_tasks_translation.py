@@ -169,16 +169,23 @@ def test_tables_of_pairs(tmp_path):
     jsonl.write_text("".join(json.dumps({"en": one, "de": two}) + "\n" for one, two in rows))
     own = parallel_files.read(parallel_files.Files(tsv, None), ("source", "target"))
     assert own == parallel_files.read(parallel_files.Files(jsonl, None), ("en", "de")) == [Pair(*row) for row in rows]
-    lines, linked, none = tmp_path / "a.en", tmp_path / "linked.tsv", tmp_path / "none.tsv"
+    lines, two = tmp_path / "a.en", tmp_path / "b.de"
+    linked, none = tmp_path / "linked.tsv", tmp_path / "none.tsv"
     lines.write_text("house\n")
+    two.write_text("Haus\nBaum\n")
     linked.write_text("source\ttarget\n" + "".join(f"house\tHaus {i}\n" for i in range(9)))
     for options, message in (
         ({"path": str(lines)}, r"^path: .*a\.en must be a table .*, or have task\.target_path: the file of its"),
         ({"path": str(tsv), "test_path": str(lines)}, r"^test_path: .*, or have task\.test_target_path: the file"),
         (
-            {"path": str(tsv), "test_path": str(tsv), "test_target_path": str(lines)},
-            r"^test_target_path: .*a\.en must have as many lines as .*a\.tsv, got 1 and 41",
+            {"path": str(tsv), "test_path": str(lines), "test_target_path": str(two)},
+            r"^test_target_path: .*b\.de must have as many lines as .*a\.en, got 2 and 1",
         ),
+        (
+            {"path": str(tsv), "validation_path": str(lines), "validation_target_path": str(jsonl)},
+            r"^validation_target_path: got .*a\.jsonl', but .*a\.jsonl is a table, .*; takes None",
+        ),
+        ({"path": str(jsonl), "target_path": str(lines)}, r"^target_path: got .*a\.en', but .*a\.jsonl is a table"),
         ({"path": str(tsv), "validation_path": str(none)}, r"^validation_path: got .*, takes a file that is there"),
         ({"path": str(tsv), "test_path": str(tsv), "test_target_path": str(none)}, r"^test_target_path: got "),
         (

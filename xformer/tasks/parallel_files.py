@@ -61,6 +61,11 @@ def _read(
 def read(files: Files, fields: tuple[str, str], part: str = "train") -> list[Pair]:
     """All pairs of a part. ValueError, one line that names the place, for what can't be a pair."""
     if files.target is not None:
+        if table := next((file for file in (files.path, files.target) if file.suffix.lower() in reading.TABLES), None):
+            raise ValueError(
+                f"{_before(part)}target_path: got {str(files.target)!r}, but {table} is a table, of more than a text a "
+                "line; takes None beside a table of both sides, or two files of lines that end otherwise"
+            )
         return _lines(files.path, files.target, _before(part))
     if files.path.suffix.lower() not in reading.TABLES:
         before = _before(part)
