@@ -277,3 +277,10 @@ def test_numbers_that_float32_holds():
 
 def test_positions_that_attention_sees():
     assert [EncoderClassifier.num_positions(7, pooling) for pooling in ("mean", "cls")] == [7, 8]
+
+
+def test_inspect_names_files_that_are_not_there_in_one_line(capsys):
+    """It opens the user's own data to know its sizes; what is wrong with that was a traceback."""
+    argv = [f"--config={CONFIGS / 'documents.py'}", "--config.task.path=nowhere.csv"]
+    assert cli.exit_code(inspect.command, argv) == 2
+    assert "error: task.path: got 'nowhere.csv', takes a file or folder that is there" in capsys.readouterr().err

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from xformer import cost, critical_path, tasks
+from xformer import cost, critical_path, sections, tasks
 from xformer.commands import cli, memory_by_mesh, pictures
 from xformer.config import override, read_plain
 from xformer.config_help import experiment_help
@@ -110,9 +110,14 @@ def data_sizes(experiment: Experiment, data_dir: str | None) -> tuple[tasks.Size
 
 
 def preprocessing(experiment: Experiment, data_dir: str | None) -> tasks.Preprocessing | None:
-    """What the prepared data decided, such as its vocabulary; None where it is not prepared."""
+    """What the prepared data decided, such as its vocabulary; None where it is not prepared.
+
+    Raises ConfigError where the user's own files are at fault.
+    """
     try:
-        return experiment.task.open(data_dir).preprocess
+        return sections.construct(
+            "task", experiment.config.to_dict(), lambda: experiment.task.open(data_dir).preprocess
+        )
     except tasks.DataMissing:
         return None
 
