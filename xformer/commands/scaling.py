@@ -88,11 +88,13 @@ def text(found: Study) -> str:
     sizes = formatting.si(min(o.params for o in runs)), formatting.si(max(o.params for o in runs))
     lines = [
         f"{found.attention}: {len(runs)} runs, {sizes[0]} to {sizes[1]} parameters",
-        f"  L(N, D) = {law.floor:.3g} + {law.a:.3g} / N^{law.alpha:.3g} + {law.b:.3g} / D^{law.beta:.3g}",
+        f"  L(N, D) = {law.floor:.2f} + {law.a:.3g} / N^{law.alpha:.3g} + {law.b:.3g} / D^{law.beta:.3g}",
     ]
     for name, label in NAMES.items():
         low, high = found.interval(name)
-        lines.append(f"  {label} {getattr(law, name):.3g} (95 %: {low:.3g} to {high:.3g})")
+        spelled = "{:.2f} (95 %: {:.2f} to {:.2f})" if name == "floor" else "{:.3g} (95 %: {:.3g} to {:.3g})"
+        none = ", not told from 0: no run is long or large enough" if name == "floor" and low < 0.005 else ""
+        lines.append(f"  {label} {spelled.format(getattr(law, name), low, high)}{none}")
     for budget, curve in found.curves.items():
         if curve is None:
             best = f"fewer than {iso_flop.FEWEST} sizes"
