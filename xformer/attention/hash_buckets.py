@@ -13,7 +13,7 @@ import numpy as np
 
 from xformer.attention.engine.operands import CodePairs
 from xformer.attention.engine.tile_plan import ceil_div
-from xformer.attention.token_rows import inverse_of
+from xformer.attention.token_rows import sorted_by
 
 Array = jax.Array
 FAR = 2**29  # a code that is near no other
@@ -41,17 +41,12 @@ def sorted_by_bucket(turned: Array, real: Array) -> Buckets:
       turned: x R of every round, `[batch, heads, rounds, length, num_buckets / 2]`.
       real: bool `[batch, heads, length]`.
     """
-    kv_len, num_buckets = turned.shape[3], 2 * turned.shape[4]
+    num_buckets = 2 * turned.shape[4]
     widest = jnp.argmax(jnp.abs(turned), -1).astype(jnp.int32)
     positive = jnp.take_along_axis(turned, widest[..., None], -1, mode="clip")[..., 0] >= 0
     bucket = jnp.where(positive, widest, widest + num_buckets // 2)
     bucket = jnp.where(real[:, :, None], bucket, num_buckets)
-    if (num_buckets + 1) * kv_len < 2**31:  # one number says both: much the faster to sort
-        places = jnp.arange(kv_len, dtype=jnp.int32)
-        order = jnp.sort(bucket * kv_len + places, axis=-1) % kv_len
-    else:
-        order = jnp.argsort(bucket, axis=-1, stable=True).astype(jnp.int32)
-    return Buckets(order, inverse_of(order, kv_len), bucket, real)
+    return Buckets(*sorted_by(bucket, num_buckets + 1), bucket, real)
 
 
 @dataclasses.dataclass(frozen=True)

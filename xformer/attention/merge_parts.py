@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -29,13 +30,31 @@ def merge_parts(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     """
     if not parts:
         raise ValueError("merge_parts needs at least one (output, log-sum-exp), got none")
-    outs, lses = (jnp.stack(arrays) for arrays in zip(*parts, strict=True))
-    nothing, zero = jnp.asarray(-jnp.inf, lses.dtype), jnp.zeros((), lses.dtype)
-    top = jax.lax.stop_gradient(lses.max(0))
+    outs, lses = zip(*parts, strict=True)
+    shares, lse = merge_shares(lses)
+    return functools.reduce(jnp.add, map(weighted, shares, outs)), lse
+
+
+def merge_shares(lses: Sequence[Array]) -> tuple[list[Array], Array]:
+    """The share that each part has in the union, from the log-sum-exps of the parts, and that of the union."""
+    nothing, zero = jnp.asarray(-jnp.inf, lses[0].dtype), jnp.zeros((), lses[0].dtype)
+    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, lses))
     top = jnp.where(top == nothing, zero, top)
-    shares = jnp.exp(lses - top)
-    total = shares.sum(0)
+    shares = [jnp.exp(lse - top) for lse in lses]
+    total = functools.reduce(jnp.add, shares)
     seen = total != 0
     total = jnp.where(seen, total, jnp.ones_like(total))
-    out = (shares[..., None] * outs).sum(0) / total[..., None]
-    return out, jnp.where(seen, top + jnp.log(total), nothing)
+    return [share / total for share in shares], jnp.where(seen, top + jnp.log(total), nothing)
+
+
+@jax.custom_jvp
+def weighted(weight: Array, x: Array) -> Array:
+    """`weight [...]` times `x [..., depth]`; the weight's gradient is `row_products`."""
+    return weight[..., None] * x
+
+
+@weighted.defjvp
+def _weighted_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (weight, x), (d_weight, d_x) = primals, tangents
+    moved = jnp.einsum("...,...d->...d", d_weight, x, precision=jax.lax.Precision.HIGHEST)
+    return weighted(weight, x), moved + weight[..., None] * d_x

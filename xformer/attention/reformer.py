@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, ClassVar, Self
 
 import jax
@@ -22,7 +21,7 @@ from xformer.attention.merge_parts import merge_parts
 from xformer.attention.shape import Shape
 from xformer.attention.signature import Params
 from xformer.attention.sizing import block_for_length
-from xformer.attention.token_rows import inverse_of, take_tokens, to_order, to_tokens
+from xformer.attention.token_rows import at_tiles, num_places, take_tokens, to_order, to_tokens
 from xformer.checks import check_integer
 
 Array = jax.Array
@@ -118,22 +117,13 @@ class Reformer(ChosenPairs):
 
     def _layout(self, buckets: Buckets) -> tuple[Array, Array]:
         """The token at each place of the lists `[..., places]`, `length` where none is; the place of each token."""
-        length, num_places = buckets.order.shape[-1], self._num_places(buckets.order.shape[-1])
+        length = buckets.order.shape[-1]
         if not self.causal:
-            empty = [(0, 0)] * 3 + [(0, num_places - length)]
+            empty = [(0, 0)] * 3 + [(0, self._num_places(length) - length)]
             return jnp.pad(buckets.order, empty, constant_values=length), buckets.inverse
-        # Every bucket begins at a tile: where in a tile a token stands, and so how its sums are rounded, is decided by
-        # the tokens before it.
-        align, ids = self._blocks(length)[0], jnp.arange(self.num_buckets + 1, dtype=jnp.int32)
-        in_order = jnp.take_along_axis(buckets.bucket, buckets.order, -1, mode="clip")
-        find = functools.partial(jnp.searchsorted, v=ids)
-        for _ in range(3):
-            find = jax.vmap(find)
-        start = find(in_order).astype(jnp.int32)
-        fill = -jnp.diff(start, axis=-1) % align
-        shift = jnp.pad(jnp.cumsum(fill, -1, dtype=jnp.int32), [(0, 0)] * 3 + [(1, 0)])
-        places = buckets.inverse + jnp.take_along_axis(shift, buckets.bucket, -1, mode="clip")
-        return inverse_of(places, num_places, length), places
+        # Every bucket begins at a tile, so that the future does not round the past.
+        tile = self._blocks(length)[0]
+        return at_tiles(buckets.order, buckets.inverse, buckets.bucket, self.num_buckets + 1, tile)
 
     def chosen_pairs(self, chosen: Buckets, call: Call) -> Array:
         return self._chunks(call.lengths[1]).pairs(chosen, call.offset("Reformer") + jnp.arange(call.lengths[0]))
@@ -234,7 +224,7 @@ class Reformer(ChosenPairs):
 
     def _num_places(self, length: int) -> int:
         block = self._blocks(length)[0]
-        return round_up(length + (self.num_buckets * (block - 1) if self.causal else 0), block)
+        return num_places(length, self.num_buckets + 1, block) if self.causal else round_up(length, block)
 
     def _plan(self, length: int) -> TilePlan:
         q_block, kv_block = self._blocks(length)

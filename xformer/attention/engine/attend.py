@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from xformer.attention.device import present
-from xformer.attention.dtypes import compute_dtype
+from xformer.attention.dtypes import compute_dtype, row_products
 from xformer.attention.engine.backward import Given, backward, gradients, zeros
 from xformer.attention.engine.forward import forward
 from xformer.attention.engine.operands import Controls, Inputs, Settings
@@ -117,7 +117,7 @@ def _forward(static: Any, inputs: Inputs, controls: Controls) -> tuple[tuple[Arr
     else:
         share = lambda first: run(inputs.examples(first, step), controls.examples(first, step))
         out, lse = _stacked(jax.lax.map(share, _firsts(inputs, step)))
-    return (out, lse), (inputs, controls, out, lse)
+    return (out, lse), (inputs, controls, None if settings.delta_given else out, lse)
 
 
 def _backward(static: Any, saved: Any, gradient: tuple[Array, Array]) -> tuple[Inputs, None]:
@@ -126,7 +126,10 @@ def _backward(static: Any, saved: Any, gradient: tuple[Array, Array]) -> tuple[I
     d_out, d_lse = gradient
     attended = lse != HIDDEN
     lse = jnp.where(attended, lse, jnp.zeros_like(lse))
-    given = Given(d_out, lse, (d_out * out).sum(-1) - jnp.where(attended, d_lse, jnp.zeros_like(d_lse)))
+    delta = -jnp.where(attended, d_lse, jnp.zeros_like(d_lse))
+    if out is not None:
+        delta = row_products(d_out, out) + delta
+    given = Given(d_out, lse, delta)
 
     def run(inputs: Inputs, controls: Controls, given: Given) -> Inputs:
         tiles = QueryTiles(settings, kv_len, inputs, controls)

@@ -101,6 +101,8 @@ class Settings:
       softcap: scaled scores become `softcap * tanh(score / softcap)`; None: they stay.
       pattern: tested pair by pair, where positions are known only at run time.
       code_pairs: tested pair by pair, where there are `Controls.q_codes`.
+      delta_given: the backward pass is given minus `Given.delta` as the gradient of the log-sum-exp, by a caller who
+        merges the output with others and knows the delta of the whole; it then needs no output.
       batch_step: examples computed at a time, one such share of the batch after the other; None for all.
       step_scores: query tiles of the forward pass are computed together as long as a step has no more scores than that,
         over all examples and heads; 0: one after the other.
@@ -115,3 +117,4 @@ class Settings:
     step_scores: int = 0
     softcap: float | None = None
     code_pairs: CodePairs | None = None
+    delta_given: bool = False

@@ -18,7 +18,8 @@ Array = jax.Array
 
 
 class RelativeByPosition(RelativeTiles):
-    """`RelativeTiles` in which `starts` is the place in the table of every pair, int `[b or 1, 1, 1, q_block, keys]`.
+    """`RelativeTiles` in which `starts` is the place in the table of every pair, int
+    `[b or 1, kv_heads or 1, groups or 1, q_block, keys]`.
 
     Places are not clipped yet. Products are taken with the whole table.
     """
@@ -27,7 +28,7 @@ class RelativeByPosition(RelativeTiles):
         super().__init__(q_block, kv_block, radius, math.inf, einsum)
 
     def places(self, q_positions: Array, k_positions: Array) -> Array:
-        """`starts` of pairs, from `[b or 1, 1, 1, q_block, 1]` and `[b or 1, 1, 1, 1, keys]`."""
+        """`starts` of pairs, from `[b or 1, kv_heads or 1, groups or 1, q_block, 1]` and `[..., 1, keys]`."""
         return k_positions - q_positions + self.radius
 
     def _clipped(self, places: Array) -> Array:
@@ -47,14 +48,32 @@ class RelativeByPosition(RelativeTiles):
         return Sums(jnp.zeros((*pairs.shape[:-1], 2), pairs.dtype), by_distance)
 
     def bias_scores(self, table: Array, starts: Array, distant: bool = False) -> Array:
-        picked = jnp.take(table, self._clipped(starts)[:, 0, 0], axis=-1, mode="clip")
-        return jnp.moveaxis(picked, 2, 0)
+        index = self._clipped(starts)
+        if index.shape[1:3] == (1, 1):  # the same places in all heads
+            picked = jnp.take(table, index[:, 0, 0], axis=-1, mode="clip")
+            return jnp.moveaxis(picked, 2, 0)
+        table, index = self._with_heads(table, index)
+        picked = jnp.take_along_axis(table[None], index.reshape(*index.shape[:3], -1), axis=-1, mode="clip")
+        return picked.reshape(index.shape)
 
     def add_bias(self, total: Array, pairs: Array, starts: Array, distant: bool = False) -> Array:
-        index = jnp.broadcast_to(self._clipped(starts)[:, 0, 0], (pairs.shape[0], *pairs.shape[3:])).reshape(-1)
-        pairs = jnp.moveaxis(pairs, 0, 2).reshape(*pairs.shape[1:3], -1)
-        part = jnp.zeros((*pairs.shape[:2], self.size), pairs.dtype)
-        return total + sum_to(part.at[..., index].add(pairs, mode="promise_in_bounds"), total.shape)
+        index = self._clipped(starts)
+        if index.shape[1:3] == (1, 1):
+            index = jnp.broadcast_to(index[:, 0, 0], (pairs.shape[0], *pairs.shape[3:])).reshape(-1)
+            pairs = jnp.moveaxis(pairs, 0, 2).reshape(*pairs.shape[1:3], -1)
+            part = jnp.zeros((*pairs.shape[:2], self.size), pairs.dtype)
+            return total + sum_to(part.at[..., index].add(pairs, mode="promise_in_bounds"), total.shape)
+        index = jnp.broadcast_to(index, pairs.shape)
+        heads, group = jnp.ix_(*map(jnp.arange, pairs.shape[1:3]))
+        at = heads[None, ..., None, None], group[None, ..., None, None], index
+        part = jnp.zeros((*pairs.shape[1:3], self.size), pairs.dtype)
+        return total + sum_to(part.at[at].add(pairs, mode="promise_in_bounds"), total.shape)
+
+    def _with_heads(self, table: Array, index: Array) -> tuple[Array, Array]:
+        """Both with all head axes."""
+        heads = jnp.broadcast_shapes(table.shape[:2], index.shape[1:3])
+        table = jnp.broadcast_to(table, (*heads, *table.shape[2:]))
+        return table, jnp.broadcast_to(index, (index.shape[0], *heads, *index.shape[3:]))
 
     def slope_scores(self, slopes: Array, starts: Array) -> Array:
         return -slopes[..., None, None] * jnp.abs(starts - self.radius).astype(slopes.dtype)
