@@ -11,11 +11,17 @@ import jax.numpy as jnp
 
 from xformer.attention import pattern, slots
 from xformer.attention.call import Call
+from xformer.attention.chosen_blocks import Sorting, attend_chosen
+from xformer.attention.cost import Cost, call_cost
 from xformer.attention.dtypes import exact
 from xformer.attention.engine.listed_tiles import ListedTiles
+from xformer.attention.engine.relative_tiles import LONGEST_ROW
 from xformer.attention.engine.tile_plan import ceil_div
+from xformer.attention.local import Local
+from xformer.attention.merge_parts import merge_parts
 from xformer.attention.pattern_attention import PatternAttention
 from xformer.attention.shape import Shape
+from xformer.attention.signature import Params
 from xformer.attention.sizing import block_for_length
 from xformer.checks import check_integer
 
@@ -36,6 +42,10 @@ class TopKBlocks(PatternAttention):
     What a query sees depends on data: `pattern` is None and `pattern_of` gives the pairs of given inputs. Hidden keys
     must not move a mean, so masks that depend on the query and segments are refused. A query stands among the keys:
     positions are those of the keys.
+
+    With gates by query the tiled engine goes block by block, for all queries that chose one (`chosen_blocks`). A list
+    for each query serves few queries, as in decoding, a bias that differs by query, and what would make a tile of
+    queries meet too much: a table of distances, position terms with more than 1,024 embeddings.
 
     Attributes:
       block_size: tokens in a block.
@@ -84,6 +94,35 @@ class TopKBlocks(PatternAttention):
     def pattern(self, q_len: int, kv_len: int, num_heads: int) -> None:  # type: ignore[override]
         return None
 
+    def _attend(self, call: Call, params: Params, *, with_lse: bool) -> tuple[Array, Array | None]:
+        by_query = call.distances is not None or (call.bias is not None and call.bias.shape[2] > 1)
+        if by_query or not self._sorts(*call.lengths):
+            return super()._attend(call, params, with_lse=with_lse)
+        inputs, controls, settings, _ = self._split(call, params)
+        listed = self.listed_tiles(call)
+        others = dataclasses.replace(listed, key_tiles=listed.key_tiles[..., 1:], valid=listed.valid[..., 1:])
+        if call.dropout_rng is not None:
+            call = dataclasses.replace(call, dropout_rng=jax.random.fold_in(call.dropout_rng, 1))
+        own = self._own_block.attend_lse(call, params)
+        return merge_parts([own, attend_chosen(others, inputs, controls, settings)])
+
+    def _sorts(self, q_len: int, kv_len: int) -> bool:
+        """Whether the tiled engine goes block by block, not query by query: where choices fill enough of its tiles."""
+        sorting, position = self._sorting(q_len, kv_len), self.position
+        if self.gate != "query" or self.implementation not in (None, "xla") or not sorting.count:
+            return False
+        if position is not None and position.num_embeddings > LONGEST_ROW:  # every tile would meet the whole table
+            return False
+        return sorting.num_places <= 2 * q_len * sorting.count
+
+    def _sorting(self, q_len: int, kv_len: int) -> Sorting:
+        num_blocks = ceil_div(kv_len, self.block_size)
+        return Sorting(q_len, min(self.num_blocks, num_blocks) - 1, num_blocks, self.block_size)
+
+    @property
+    def _own_block(self) -> Local:
+        return Local(self.block_size, causal=self.causal, position=self.position, implementation="xla")
+
     def listed_tiles(self, call: Call) -> ListedTiles:
         (q_len, kv_len), num_heads, size = call.lengths, call.query.shape[2], self.block_size
         num_blocks, offset = ceil_div(kv_len, size), call.offset("TopKBlocks")
@@ -123,6 +162,14 @@ class TopKBlocks(PatternAttention):
             valid = jnp.concatenate([every(valid), best != -jnp.inf], -1)
         wide = lambda x: jnp.broadcast_to(x, (call.batch, *x.shape[1:]))
         return ListedTiles(wide(listed), wide(valid), q_block, size)
+
+    def cost(self, shape: Shape, *, positions: bool = False) -> Cost:
+        if positions or not self._sorts(shape.q_len, shape.kv_len):
+            return super().cost(shape, positions=positions)
+        params = jax.eval_shape(lambda: self.init(jax.random.key(0), shape))
+        relative = jax.eval_shape(lambda p: self._relative(p, shape.num_heads, shape.kv_len), params)
+        chosen = shape.batch * shape.num_heads * self._sorting(shape.q_len, shape.kv_len).flops(shape, relative)
+        return call_cost(shape, self._own_block.cost(shape).flops + chosen + self.listing_flops(shape), params)
 
     def listing_flops(self, shape: Shape) -> int:
         num_blocks = ceil_div(shape.kv_len, self.block_size)
