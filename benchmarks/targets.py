@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import train_steps
-from xformer.attention import BigBird, Full, Linformer, Shape, Shaw
+from xformer.attention import ATTENTIONS, BigBird, Full, Linformer, Shape, Shaw
 from xformer.bench import benchmark, machine, timing
 from xformer.bench.contender import Case
 from xformer.bench.jax_contenders import ours
@@ -105,6 +105,11 @@ def beside(ours: str, peer: str, batch: int, length: int, limit: float, most: fl
 FULL = Full()
 BIGBIRD = BigBird(block_size=64, num_random_blocks=3, num_window_blocks=3, num_global_blocks=2)
 GB, GIB = 1e9, 2**30
+LONG = [
+    (name, ATTENTIONS[name].for_length(16384))
+    for name in ("window", "bigbird", "longformer", "local", "sparse", "linear", "performer", "retention", "reformer",
+                 "nystrom", "topk_blocks")
+]  # fmt: skip
 LRA = "Long Range Arena"  # its code is not ours to ship; see --extra
 ROWS: dict[str, Calls | Steps] = {
     "full_forward": Calls(
@@ -172,6 +177,19 @@ ROWS: dict[str, Calls | Steps] = {
             Target("seconds", "xformer linear", "xformer full", 0.52),
             Target("seconds", "xformer performer", "xformer full", 0.65),
         ],
+    ),
+    "long": Calls(
+        [("xformer full", case(FULL, 16384, True)), *((f"xformer {name}", case(op, 16384, True)) for name, op in LONG)],
+        [
+            target
+            for name, _ in LONG
+            for target in (
+                Target("seconds", f"xformer {name}", "xformer full", 0.35),
+                Target("extra_bytes", f"xformer {name}", None, GIB),
+            )
+        ],
+        alone=True,
+        rounds=timing.Rounds(least=2, most=3),
     ),
     "bigbird_65536": Calls(
         [("xformer", case(BIGBIRD, 65536, True))],
