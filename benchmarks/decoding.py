@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from xformer.attention import Attention, Full, Linear, Local, Window
+from xformer.attention import Attention, Full, Linear, Local, Retention, Window
 from xformer.bench import machine, timing
 from xformer.bench.peers import has_torch
 from xformer.generate import streaming
@@ -58,12 +58,17 @@ CASES = {
     "window, context 16,384": Case(WINDOW, 1, 16384),
     "local, context 1,024": Case(Local(block_size=256), 1, 1024),
     "linear, context 1,024": Case(Linear(), 1, 1024),
+    "retention, context 1,024": Case(Retention(), 1, 1024),
+    "window, context 65,536": Case(WINDOW, 1, 65536),
+    "linear, context 65,536": Case(Linear(), 1, 65536),
+    "retention, context 65,536": Case(Retention(), 1, 65536),
 }
 # (row, set against which, at most so many times its seconds a step).
 TARGETS = (
     ("batch 1, context 1,024", "Hugging Face GPT-2, batch 1, context 1,024", 1.1),
     ("batch 8, context 512", "Hugging Face GPT-2, batch 8, context 512", 1 / 1.7),
     ("window, context 16,384", "window, context 1,024", 1.1),
+    *((f"{name}, context 65,536", f"{name}, context 1,024", 1.1) for name in ("linear", "retention", "window")),
 )
 
 
