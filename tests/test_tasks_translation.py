@@ -233,6 +233,15 @@ def test_prepared_pairs_come_back_and_no_target_is_in_its_input(tmp_path):
             assert spell(told) == kept[source]
 
 
+def test_lengths_that_reports_go_by_are_not_cut(tmp_path):
+    task = Translation(path=write_pairs(tmp_path), max_len=8, vocab="bytes", validation_share=0.2, test_share=0.2)
+    task.prepare(tmp_path / "data")
+    data = task.open(tmp_path / "data")
+    lengths = data.facts_by_example("test")["length"]
+    assert len(lengths) == data.num_examples("test") and lengths.max() > task.max_len
+    assert lengths.sum() == sum(len(source) for source, _ in data.pairs("test"))
+
+
 def test_each_pair_stands_once_and_fits():
     random = np.random.default_rng(0)
     lengths, target_lengths = random.integers(1, 30, 500), random.integers(1, 40, 500)

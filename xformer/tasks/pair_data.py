@@ -112,8 +112,8 @@ class PairData(TaskData):
             yield examples[pair], examples.tokens2[offsets[pair] : offsets[pair + 1]]
 
     def facts_by_example(self, split: str) -> dict[str, np.ndarray]:
-        """`length` of each row in tokens of sources, int64 [rows]."""
-        rows, lengths = self.rows(split), np.minimum(np.diff(self.examples(split).offsets), self.max_len)
+        """`length` of each row in tokens of sources, not cut, int64 [rows]."""
+        rows, lengths = self.rows(split), np.diff(self.examples(split).offsets)
         if not len(rows):
             return {"length": np.zeros(0, np.int64)}
         return {"length": np.add.reduceat(lengths[rows.pairs], rows.first[:-1])}
