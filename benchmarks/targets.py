@@ -178,6 +178,14 @@ ROWS: dict[str, Calls | Steps] = {
             Target("seconds", "xformer performer", "xformer full", 0.65),
         ],
     ),
+    "train_linear_growth": Steps(
+        {
+            f"{name}, {length:,}": (f"xformer {name}", 1, length)
+            for name in ("linear", "performer")
+            for length in (4096, 8192)
+        },
+        [Target("seconds", f"{name}, 8,192", f"{name}, 4,096", 2.1) for name in ("linear", "performer")],
+    ),
     "long": Calls(
         [("xformer full", case(FULL, 16384, True)), *((f"xformer {name}", case(op, 16384, True)) for name, op in LONG)],
         [

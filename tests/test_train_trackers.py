@@ -5,9 +5,11 @@ import importlib.util
 import json
 import os
 import struct
+import time
 
 import pytest
 from train_fake import compile_cache, make_trainer, rows  # noqa: F401
+from waiting import HANG
 
 from xformer import config as configs
 from xformer.schema import ConfigError
@@ -117,7 +119,7 @@ def offline_records(path):
             at += 2**15 - at % 2**15
             continue
         size, kind = struct.unpack_from("<HB", data, at + 4)
-        if kind == 0:
+        if kind == 0 or at + 7 + size > len(data):  # not written yet
             break
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
@@ -143,7 +145,11 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     result = with_trackers(tmp_path / "run", tracker()).fit()
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"), key=os.path.getmtime)
     assert len(files) == 2
-    found = [Record.FromString(record) for file in files for record in offline_records(file)]
+    deadline, found = time.monotonic() + HANG, []
+    while sum(record.HasField("exit") for record in found) < 2:  # its process may still write after `finish`
+        assert time.monotonic() < deadline, "a file is not whole"
+        time.sleep(0.01)
+        found = [Record.FromString(record) for file in files for record in offline_records(file)]
     runs = [record.run for record in found if record.HasField("run")]
     identity = json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]
     assert {(run.run_id, run.project, run.run_group, run.display_name) for run in runs} == {
