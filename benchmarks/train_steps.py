@@ -1,7 +1,7 @@
 """Whole training steps, each contender in a process of its own, which takes a step when it is told to.
 
 So memory is that of one contender alone, and steps are still taken in turn, one process at a time. The C library
-allocates as it does by default for all of them: the huge pages that our commands ask for are not here.
+allocates as it does by default for all of them, without the huge pages that our commands ask for. To serve one:
 
     python -m benchmarks.train_steps CONTENDER BATCH LENGTH      # each line on stdin: one step, its seconds on stdout
 """

@@ -174,8 +174,13 @@ def test_the_command_fits_each_attention_and_holds_a_larger_run_against_its_law(
     (held,) = found["full"]["held_out"]
     assert held["measured"] == pytest.approx(float(TRUE.loss(2e6, 1e14 / 12e6))) and not found["window"]["held_out"]
     assert abs(held["foretold"] / held["measured"] - 1) < 0.05
-    assert "full: 21 runs" in shown and "held out, 2.00 M parameters" in shown
+    assert "full: 21 runs" in shown and "held out, 2.00 M parameters" in shown and "not told from 0" not in shown
     assert (folder / "runs/scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_floor_that_is_not_told_from_0_is_said_to_be_so():
+    found = runs(0.02, law=dataclasses.replace(TRUE, floor=0.0))
+    assert ", not told from 0\n" in command.text(study("full", found, (), samples=20))
 
 
 def test_wrong_folders_and_runs_are_one_line(folder, tmp_path):

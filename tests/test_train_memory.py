@@ -71,12 +71,16 @@ print(re.search(r"AnonHugePages: *(\\d+)", open("/proc/self/smaps_rollup").read(
 
 
 @pytest.mark.skipif(not start.gives_huge_pages(), reason="this system does not give huge pages to those that ask")
-@pytest.mark.parametrize("own", [{}, {"MALLOC_ARENA_MAX": "2"}])
-def test_large_blocks_have_huge_pages(own):
+@pytest.mark.parametrize(
+    ("own", "before", "huge"),
+    [({}, "", True), ({"MALLOC_ARENA_MAX": "2"}, "", False), ({}, "import sys; sys.settrace(lambda *a: None)", False)],
+    ids=["plain", "environment", "debugger"],
+)
+def test_large_blocks_have_huge_pages(own, before, huge):
     """Else the system maps a step's memory anew in pages of 4 KiB; what the environment says of it comes first."""
     env = {name: x for name, x in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
-    command = [sys.executable, "-c", HUGE]
+    command = [sys.executable, "-c", before + HUGE]
     out = subprocess.run(
         command, env=env | own | {"NUMPY_MADVISE_HUGEPAGE": "0"}, capture_output=True, text=True, check=True
     ).stdout
-    assert (int(out) > 200 * 1024) == (not own), "a block of 256 MiB"
+    assert (int(out) > 200 * 1024) == huge, "a block of 256 MiB"

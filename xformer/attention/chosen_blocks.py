@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from xformer.attention.chosen_pairs import list_flops, list_plan
-from xformer.attention.dtypes import row_products
 from xformer.attention.engine import listed_tiles
 from xformer.attention.engine.listed_tiles import ListedTiles
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import merge_heads
 from xformer.attention.engine.tile_plan import ceil_div
 from xformer.attention.merge_parts import merge_shares
+from xformer.attention.row_products import row_products
 from xformer.attention.shape import Shape
 from xformer.attention.token_rows import at_tiles, gather_rows, num_places, sorted_by, sum_rows, take_rows
 

@@ -1,13 +1,9 @@
-"""What attention is computed in: float32, or float64 for float64 arrays. Half precision is widened, never promoted.
-
-And sums of products, which must be neither slow nor rounded to less.
-"""
+"""What attention is computed in: float32, or float64 for float64 arrays. Half precision is widened, never promoted."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 
@@ -22,11 +18,3 @@ def exact(x: Any) -> Any:
     What many examples share is cast so before it is used: then its gradient is summed in that dtype too.
     """
     return x.astype(compute_dtype(x.dtype)) if x is not None and jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
-def row_products(a: Any, b: Any) -> Any:
-    """Sums of products over the last axis, `[..., depth]` and `[..., depth]` -> `[...]`.
-
-    Of a product and then a sum XLA for CPUs makes one operation that takes thirty times as long (JAX 0.10.2).
-    """
-    return jnp.einsum("...d,...d->...", a, b, precision=jax.lax.Precision.HIGHEST)

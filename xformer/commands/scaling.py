@@ -93,8 +93,8 @@ def text(found: Study) -> str:
     for name, label in NAMES.items():
         low, high = found.interval(name)
         spelled = "{:.2f} (95 %: {:.2f} to {:.2f})" if name == "floor" else "{:.3g} (95 %: {:.3g} to {:.3g})"
-        none = ", not told from 0: no run is long or large enough" if name == "floor" and low < 0.005 else ""
-        lines.append(f"  {label} {spelled.format(getattr(law, name), low, high)}{none}")
+        verdict = ", not told from 0" if name == "floor" and low < 0.005 else ""
+        lines.append(f"  {label} {spelled.format(getattr(law, name), low, high)}{verdict}")
     for budget, curve in found.curves.items():
         if curve is None:
             best = f"fewer than {iso_flop.FEWEST} sizes"

@@ -40,10 +40,11 @@ def use_huge_pages() -> None:
     XLA asks for the memory of a step anew at every call on a CPU, and each step waits until the system has mapped and
     zeroed it page by page. The GNU C library (2.35 or later) asks for huge pages only where the environment said so
     when the process began, and they are given to those that ask where the system's own setting is `madvise`. What the
-    environment says of memory already is left alone.
+    environment says of memory already is left alone, and so is a process that a debugger watches.
     """
     own = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
-    if own or not sys.executable or not gives_huge_pages():
+    watched = sys.gettrace() is not None or "pydevd" in sys.modules
+    if own or watched or not sys.executable or not gives_huge_pages():
         return
     environment = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     os.execve(sys.executable, sys.orig_argv, environment)

@@ -106,7 +106,8 @@ def _in_points(comparison: Comparison) -> bool:
 
 
 def _cells(one: Against, points: bool) -> tuple[str, ...]:
-    difference, scale, digits = one.difference, 100 if points else 1, 1 if points else 4
+    difference, scale = one.difference, 100 if points else 1
+    digits = 1 if points else formatting.decimals(one.row.quality.mean)
     number = lambda value: f"{scale * value:+.{digits}f}"
     text = number(difference.mean)
     if math.isfinite(difference.low):

@@ -112,8 +112,13 @@ def quality(value: Estimate, metric: str) -> str:
 
 
 def plain(value: float, beside: float) -> str:
-    """`0.7221`, `20.31`, `566.1`: with as many decimals as `beside` leaves of four digits, or four."""
-    return f"{value:.{4 if abs(beside) < 10 else 2 if abs(beside) < 100 else 1}f}"
+    """`0.7221`, `20.31`, `566.1`: the value with the `decimals` of what it stands beside."""
+    return f"{value:.{decimals(beside)}f}"
+
+
+def decimals(value: float) -> int:
+    """Four below 10, two below 100, one from there on."""
+    return 4 if abs(value) < 10 else 2 if abs(value) < 100 else 1
 
 
 def short(text: str, most: int = 28) -> str:

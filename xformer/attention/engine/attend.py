@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from xformer.attention.device import present
-from xformer.attention.dtypes import compute_dtype, row_products
+from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.backward import Given, backward, gradients, zeros
 from xformer.attention.engine.forward import forward
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import HIDDEN, QueryTiles, merge_heads
 from xformer.attention.engine.tile_plan import TilePlan, round_up
+from xformer.attention.row_products import row_products
 
 Array = jax.Array
 STEP_SCORES = 2**20  # scores in one step of a loop: 4 MiB in float32, which stay in a CPU's caches
