@@ -11,6 +11,7 @@ from flax.typing import Dtype
 
 from xformer.nn import AttentionPooling, BidirectionalLSTM, TokenEmbedding, masked_mean
 from xformer.nn.check import check_dropout, check_rates, check_sizes, check_tokens
+from xformer.nn.dropout import Dropout
 
 Array = jax.Array
 
@@ -64,7 +65,7 @@ class BiLSTM(nnx.Module):
         self.layers = nnx.List([BidirectionalLSTM(size, hidden_dim, remat=remat, **dtypes) for size in read])
         own: dict[str, Any] = {"param_dtype": param_dtype, "rngs": rngs}
         self.pool = AttentionPooling(2 * hidden_dim, **own) if pooling == "attention" else masked_mean
-        self.dropout = nnx.Dropout(dropout_rate)
+        self.dropout = Dropout(dropout_rate)
         self.classify = nnx.Linear(2 * hidden_dim, num_classes, dtype=jnp.float32, **own)
         self.max_len, self.has_dropout = max_len, dropout_rate > 0
 

@@ -12,6 +12,7 @@ from flax import nnx
 from xformer.models.encoder import Encoder, EncoderOptions
 from xformer.nn import masked_mean
 from xformer.nn.check import check_rates, check_sizes, check_tokens
+from xformer.nn.dropout import Dropout
 from xformer.nn.feed_forward import ACTIVATIONS
 
 Array = jax.Array
@@ -67,7 +68,7 @@ class EncoderClassifier(Encoder):
         dense: dict[str, Any] = {"dtype": jnp.float32, "param_dtype": param_dtype, "rngs": rngs}
         self.head = head
         self.dense = None if head == "linear" else nnx.Linear(options["width"], options["width"], **dense)
-        self.head_dropout = nnx.Dropout(head_dropout_rate)
+        self.head_dropout = Dropout(head_dropout_rate)
         self.has_dropout = self.has_dropout or head_dropout_rate > 0
         self.classify = nnx.Linear(options["width"], num_classes, use_bias=head_bias, **dense)
 

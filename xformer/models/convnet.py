@@ -12,6 +12,7 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer.nn.check import check_rates, check_sizes
+from xformer.nn.dropout import Dropout
 
 Array = jax.Array
 KERNEL = (3, 3)
@@ -65,7 +66,7 @@ class ConvNet(nnx.Module):
         )
         self.stages = nnx.List(nnx.List(ResidualBlock(width, **options) for _ in range(num_blocks)) for width in widths)
         self.norm = _norm(widths[-1], **options)
-        self.dropout = nnx.Dropout(dropout_rate)
+        self.dropout = Dropout(dropout_rate)
         self.classify = nnx.Linear(widths[-1], num_classes, dtype=jnp.float32, param_dtype=param_dtype, rngs=rngs)
         self.image_shape = (image_height, image_width, num_channels)
 

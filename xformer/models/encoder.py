@@ -15,6 +15,7 @@ from xformer.checks import ArgumentError, check_integer
 from xformer.nn import Activation, EncoderBlock, NormType, TokenEmbedding, make_positions, masked_mean, stack
 from xformer.nn.check import check_dropout, check_heads, check_rates, check_sizes, check_tokens
 from xformer.nn.context import Context
+from xformer.nn.dropout import Dropout
 from xformer.nn.norm import make_norm
 from xformer.nn.params import has_params
 
@@ -176,7 +177,7 @@ class Encoder(nnx.Module):
         self.depths: Any = _make_depths(depth_embedding, max_depth + 1, width, **vectors)
         make_own_norm = lambda: make_norm(norm_type, width, epsilon=norm_epsilon, **dtypes, rngs=rngs)
         self.embedding_norm = make_own_norm() if embedding_norm else None
-        self.dropout = nnx.Dropout(dropout_rate)
+        self.dropout = Dropout(dropout_rate)
 
         def make_block(rngs: nnx.Rngs, layer: int = 0) -> EncoderBlock:
             return EncoderBlock(

@@ -12,6 +12,7 @@ from flax.typing import Dtype
 from xformer.nn import BidirectionalLSTM, Logits, TokenEmbedding
 from xformer.nn.additive_attention import AdditiveAttention, Annotations
 from xformer.nn.check import check_dropout, check_rates, check_segments, check_sizes, check_tokens
+from xformer.nn.dropout import Dropout
 from xformer.nn.recurrent import begins
 
 Array = jax.Array
@@ -100,7 +101,7 @@ class Seq2SeqLSTM(nnx.Module):
         init = nnx.initializers.normal(stddev=width**-0.5)
         own = None if tie_embeddings else nnx.Param(init(rngs.params(), (target_vocab_size, width), param_dtype))
         self.output_table: nnx.Param | None = own
-        self.dropout = nnx.Dropout(dropout_rate)
+        self.dropout = Dropout(dropout_rate)
         self.max_len, self.target_max_len = max_len, max_len if target_max_len is None else target_max_len
         self.hidden_dim, self.remat, self.dtype, self.has_dropout = hidden_dim, remat, dtype, dropout_rate > 0
 

@@ -14,6 +14,7 @@ from flax.typing import Dtype
 from xformer.attention import Attention
 from xformer.nn.cache import AnyCache
 from xformer.nn.context import AnyContext, Context, ContextKeys
+from xformer.nn.dropout import Dropout
 from xformer.nn.experts import make_feed_forward
 from xformer.nn.feed_forward import Activation
 from xformer.nn.multi_head import MultiHeadAttention
@@ -110,7 +111,7 @@ class EncoderBlock(nnx.Module):
         self.attention_norm = make_norm(norm_type, width, **norm_of)
         self.cross_attention_norm = None if cross_attention_fn is None else make_norm(norm_type, width, **norm_of)
         self.feed_forward_norm = make_norm(norm_type, width, **norm_of) if mlp_dim != 0 else None
-        self.dropout = nnx.Dropout(dropout_rate)
+        self.dropout = Dropout(dropout_rate)
         self.norm = norm
 
     @overload

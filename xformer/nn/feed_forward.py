@@ -12,6 +12,7 @@ from flax import nnx
 from flax.typing import Dtype
 
 from xformer.nn.check import check_rates, check_sizes
+from xformer.nn.dropout import Dropout
 from xformer.nn.tokens import flatten
 
 Array = jax.Array
@@ -65,7 +66,7 @@ class FeedForward(nnx.Module):
         }
         self.expand = nnx.Linear(width, mlp_dim, **kwargs)
         self.contract = nnx.Linear(mlp_dim, width, **kwargs)
-        self.dropout = nnx.Dropout(dropout_rate)
+        self.dropout = Dropout(dropout_rate)
         self.gate = nnx.Linear(width, mlp_dim, **kwargs) if activation in GATED else None
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.bernoulli import bernoulli
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine.gradient_guard import guard
 from xformer.attention.engine.operands import Controls, Inputs, Settings
@@ -106,7 +107,7 @@ def attend(inputs: Inputs, controls: Controls, settings: Settings, pattern: Patt
     if settings.dropout_rate:
         shape = (1, 1, 1, q_len, kv_len) if settings.broadcast_dropout else weights.shape
         assert controls.dropout_rng is not None
-        keep = jax.random.bernoulli(controls.dropout_rng, 1.0 - settings.dropout_rate, shape)
+        keep = bernoulli(controls.dropout_rng, 1.0 - settings.dropout_rate, shape)
         weights = jnp.where(keep, weights / (1.0 - settings.dropout_rate), 0.0)
 
     out = einsum("bkgqs,bskd->bqkgd", weights, value)

@@ -10,6 +10,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from xformer.attention.bernoulli import bernoulli
+
 Array = jax.Array
 
 
@@ -155,6 +157,6 @@ def keep_mask(
 
     def draw(example: Array, query: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(chunk_rng, example), query)
-        return jax.random.bernoulli(own, 1.0 - rate, shape)
+        return bernoulli(own, 1.0 - rate, shape)
 
     return jax.vmap(jax.vmap(draw, (None, 0), 2), (0, None))(examples, queries)
