@@ -8,7 +8,7 @@ import pytest
 from conformance import as_jax, close, forward_and_gradients, inputs, parameters, refuses
 
 from xformer import cost
-from xformer.attention import Compressed, Nystrom, Shape, Shaw, Synthesizer, TopKBlocks, synthesizer
+from xformer.attention import Compressed, Nystrom, Shape, Shaw, Synthesizer, TopKBlocks, nystrom, synthesizer
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -28,6 +28,21 @@ def test_chunks_of_queries_change_nothing(causal, monkeypatch):
         shape, plain = Shape(2, 45, 45, 4, 4, 2), as_jax(inputs())
         counted = cost.count(lambda plain, params: op(**plain, params=params), plain, as_jax(params))
         assert op.cost(shape).flops == counted.flops
+
+
+@pytest.mark.parametrize("size", [1, 3, 33, 65, 131])
+@pytest.mark.parametrize("length", [1, 40, 64, 150])
+def test_convolution_is_that_of_jax(size, length):
+    x = jax.random.normal(jax.random.key(0), (2, length, 3, 4))
+    kernel = jax.random.normal(jax.random.key(1), (3, size))
+    by_channel = jnp.moveaxis(x, 1, 3).reshape(2, 12, length)  # heads before depth: a kernel each for a head's four
+    kernels = jnp.repeat(kernel, 4, axis=0)[:, None]
+    sides = [(size // 2, size // 2)]
+    theirs = jax.lax.conv_general_dilated(by_channel, kernels, (1,), sides, feature_group_count=12)
+    theirs = jnp.moveaxis(theirs.reshape(2, 3, 4, length), 3, 1)
+    close(nystrom.depthwise_convolution(x, kernel), np.asarray(theirs, np.float64), 1e-5)
+    counted = cost.count(nystrom.depthwise_convolution, x, kernel)
+    assert nystrom.convolution_flops(size, length, 6, 4) == counted.flops
 
 
 def test_refusals():

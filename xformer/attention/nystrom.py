@@ -21,7 +21,7 @@ from xformer.attention.signature import Params
 from xformer.checks import check_integer
 
 Array = jax.Array
-CONV_TILE = 64  # positions of the convolution in one matrix product
+LEAST_TILE, MOST_TILE = 32, 64  # positions of the convolution in one matrix product
 SELF_ATTENTION = "its landmarks are means of all queries, which must stand at the same tokens as the keys"
 
 
@@ -160,22 +160,34 @@ def pseudo_inverse(x: Array, num_iterations: int, norm: Array | None = None) -> 
 
 def convolution_flops(size: int, length: int, heads: int, depth: int) -> int:
     """Of `depthwise_convolution`, with `heads` those of all examples together."""
-    tile = min(CONV_TILE, length)
-    return 2 * heads * ceil_div(length, tile) * tile * (tile + size - 1) * depth
+    tile, num_bands = _bands(size)
+    return 2 * heads * ceil_div(length, tile) * tile * num_bands * tile * depth
 
 
 def depthwise_convolution(x: Array, kernel: Array, precision: Any = None) -> Array:
     """`x [batch, length, heads, depth]` with `kernel [heads, size]`, one kernel a head, centred; zeros beyond the ends.
 
-    As products with banded matrices, several times as fast on a CPU as XLA's grouped convolution.
+    As products of tiles of `x` with banded matrices, several times as fast on a CPU as XLA's grouped convolution.
     """
     length, size = x.shape[1], kernel.shape[1]
-    tile = min(CONV_TILE, length)
-    num_tiles, wide = ceil_div(length, tile), tile + size - 1
-    x = jnp.pad(x, [(0, 0), (size // 2, num_tiles * tile - length + size // 2), (0, 0), (0, 0)])
-    tiles = jnp.take(x, jnp.arange(num_tiles)[:, None] * tile + jnp.arange(wide)[None], axis=1)
-    tap = jnp.arange(wide)[None] - jnp.arange(tile)[:, None]
+    tile, num_bands = _bands(size)
+    num_tiles = ceil_div(length, tile)
+    total = (num_tiles + num_bands - 1) * tile
+    x = jnp.pad(x, [(0, 0), (size // 2, total - length - size // 2), (0, 0), (0, 0)])
+    tiles = x.reshape(x.shape[0], -1, tile, *x.shape[2:])
+    tap = jnp.arange(num_bands * tile)[None] - jnp.arange(tile)[:, None]
     band = jnp.take(kernel.astype(x.dtype), jnp.clip(tap, 0, size - 1), axis=1)
     band = jnp.where(((tap >= 0) & (tap < size))[None], band, 0)
-    out = jnp.einsum("hij,bnjhd->bnihd", band, tiles, precision=precision)
+    bands = jnp.split(band, num_bands, axis=2)
+    product = lambda band, first: jnp.einsum(
+        "hij,bnjhd->bnihd", band, tiles[:, first : first + num_tiles], precision=precision
+    )
+    out = sum(product(band, first) for first, band in enumerate(bands[1:], 1)) if num_bands > 1 else 0
+    out = out + product(bands[0], 0)
     return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length]
+
+
+def _bands(size: int) -> tuple[int, int]:
+    """Positions of a tile, and how many tiles from its own on a tile's outputs are made of."""
+    tile = min(max(size - 1, LEAST_TILE), MOST_TILE)
+    return tile, 1 + ceil_div(size - 1, tile)

@@ -21,6 +21,7 @@ from xformer.attention.engine.forward import forward
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.query_tile import HIDDEN, QueryTiles, merge_heads
 from xformer.attention.engine.tile_plan import TilePlan, round_up
+from xformer.attention.late import after
 from xformer.attention.row_products import row_products
 
 Array = jax.Array
@@ -125,6 +126,8 @@ def _backward(static: Any, saved: Any, gradient: tuple[Array, Array]) -> tuple[I
     inputs, controls, out, lse = saved
     settings, kv_len = static
     d_out, d_lse = gradient
+    late = after(d_out, inputs._asdict() | {"relative": None})
+    inputs = Inputs(**late)._replace(relative=inputs.relative)
     attended = lse != HIDDEN
     lse = jnp.where(attended, lse, jnp.zeros_like(lse))
     delta = -jnp.where(attended, d_lse, jnp.zeros_like(d_lse))
@@ -134,10 +137,10 @@ def _backward(static: Any, saved: Any, gradient: tuple[Array, Array]) -> tuple[I
 
     def run(inputs: Inputs, controls: Controls, given: Given) -> Inputs:
         tiles = QueryTiles(settings, kv_len, inputs, controls)
-        totals, parts = zeros(tiles), []
+        totals, parts = after(d_out, zeros(tiles)), []
         by_head = Given(*(merge_heads(x) for x in given))
         for group in controls.plan.groups:
-            totals, part = tiles.scan(group, functools.partial(backward, tiles, group, by_head), totals)
+            totals, part = tiles.scan(group, functools.partial(backward, tiles, group, by_head), totals, d_out)
             parts.append(part)
         return gradients(tiles, given, tiles.in_order(parts), totals)
 

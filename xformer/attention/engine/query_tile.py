@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from xformer.attention.device import present
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
+from xformer.attention.engine.mesh_axes import varying
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.relative_by_entries import places, reader
 from xformer.attention.engine.relative_tiles import Relative
 from xformer.attention.engine.tile_plan import TileGroup
 from xformer.attention.engine.trees import pair_distances
+from xformer.attention.late import after
 from xformer.attention.pattern import Pattern
 
 Array = jax.Array
@@ -153,12 +155,23 @@ class QueryTiles:
         scores = self.batch * self.kv_heads * self.groups * self.q_block * group.key_tiles.shape[3] * self.kv_block
         return self.settings.step_scores // scores if isinstance(scores, int) else 1
 
-    def scan(self, group: TileGroup, backward: Any, totals: Any) -> Any:
-        """`backward` of every query tile: totals and the query gradients, stacked."""
+    def scan(self, group: TileGroup, backward: Any, totals: Any, grad: Array) -> Any:
+        """`backward` of every query tile: totals and the query gradients, stacked; `grad` is the output's."""
+        operands = self._operands(group)
         if group.num_query_tiles == 1:
-            totals, one = backward(totals, jax.tree.map(lambda x: x[0], self._operands(group)))
+            totals, one = backward(totals, jax.tree.map(lambda x: x[0], operands))
             return totals, one[None]
-        return jax.lax.scan(backward, totals, self._operands(group), unroll=self._unroll(group))
+        # The gradients are put into zeros of the loop's own: those of a scan would be there long before `grad`.
+        shape = group.num_query_tiles, self.batch, self.q_block, self.kv_heads * self.groups, self.queries.shape[-1]
+        parts = varying(after(grad, jnp.zeros(shape, self.dtype)), self.axes)
+
+        def step(carry: Any, numbered: Any) -> Any:
+            number, operands = numbered
+            totals, one = backward(carry[0], operands)
+            return (totals, jax.lax.dynamic_update_index_in_dim(carry[1], one, number, 0)), None
+
+        numbered = jnp.arange(group.num_query_tiles), operands
+        return jax.lax.scan(step, (totals, parts), numbered, unroll=self._unroll(group))[0]
 
     def _unroll(self, group: TileGroup) -> int:
         """Query tiles in a step of the loop: two where little is done for each, so that one's small operations fill the
