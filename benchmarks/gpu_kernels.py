@@ -20,7 +20,8 @@ from typing import Any
 
 import jax
 
-from xformer.attention import Attention, BigBird, Full, Shape
+from xformer.attention import Attention, BigBird, Full, Linear, Shape
+from xformer.attention.kernels import tables
 from xformer.bench import benchmark, contender, device_check, machine, timing
 from xformer.bench.jax_contenders import ours
 from xformer.bench.peers import peers
@@ -49,12 +50,13 @@ def main() -> int:
     if jax.devices()[0].platform != "gpu":
         parser.error("times mean something on a GPU only; xformer check-device --interpret checks elsewhere")
     say = lambda line: print(line, file=sys.stderr, flush=True)
-    table = device_check.check_all(["pallas", "cudnn"], say)
+    table = device_check.check_all(["pallas", tables.STATE, "cudnn"], say)
     result: dict[str, Any] = {"machine": machine.describe(), "passed": sorted(table.passed), "failed": table.failed}
     if not table.failed:
         result["full bfloat16 8192 x 64"] = timed(Full(), 8192, 16, ["pallas", "cudnn"])
         bigbird = BigBird(block_size=128)
         result["bigbird bfloat16 16384 x 64, block 128"] = timed(bigbird, 16384, 8, ["pallas", "xla"])
+        result["linear causal bfloat16 16384 x 64"] = timed(Linear(causal=True), 16384, 8, ["pallas", "xla"])
     text = json.dumps(result, indent=2)
     print(text) if options.out is None else options.out.write_text(text + "\n")
     return 1 if table.failed else 0

@@ -7,8 +7,8 @@ import json
 import jax
 import pytest
 
-from xformer.attention import Full, Window
-from xformer.attention.kernels import Device, aimed_at, choice, launch, pallas, splash, tables
+from xformer.attention import Full, Linear, Window
+from xformer.attention.kernels import Device, aimed_at, choice, launch, pallas, splash, state_kernels, tables
 from xformer.attention.kernels.tables import Table, Timing
 from xformer.bench import device_check, device_times, timing
 from xformer.bench.device_check import Case
@@ -19,6 +19,7 @@ QUICK = {
     "pallas": [Case("full, padded", Full(), 35, "float32", 16, 2, 2, real=(30, 0)),
                Case("causal, segments", Full(causal=True), 35, "float32", 16, 2, 2, segments=True)],
     "splash": [Case("full", Full(), 100, "float32", 64, 1, 1)],
+    tables.STATE: [Case("linear, causal", Linear(causal=True), 20, "float32", 16, 1, 1)],
 }  # fmt: skip
 
 
@@ -60,6 +61,11 @@ def without_key(backward):
     return wrong
 
 
+def larger(sums):
+    """Sums of which some are too large."""
+    return lambda *arguments: sums(*arguments).at[:, 3].multiply(1.01)
+
+
 def leaking(key_padding):
     """Padding that is attended."""
     return lambda mask, kv_len: None
@@ -80,20 +86,26 @@ def said(capsys):
         (launch, "forward", shifted, "output"),
         (launch, "backward", without_key, "gradient of key"),
         (pallas, "key_padding", leaking, "full, padded"),
+        (state_kernels, "weighted_sums", larger, "linear, causal"),
     ],
-    ids=["output", "gradient", "padding"],
+    ids=["output", "gradient", "padding", "state"],
 )
 def test_a_wrong_kernel_is_caught_and_never_chosen(module, name, spoil, word, quick, monkeypatch, capsys, own_folder):
     """In interpret mode. With what was found a card would not get the wrong kernel, fast as it is."""
-    monkeypatch.setattr(check_device, "INTERPRETED", ("pallas",))
+    kernel = tables.STATE if module is state_kernels else "pallas"
+    monkeypatch.setattr(check_device, "INTERPRETED", (kernel,))
     monkeypatch.setattr(module, name, spoil(getattr(module, name)))
     assert ran(["--interpret"]) == 1
     out, err = said(capsys)
-    assert "pallas: FAILED" in out and word in out
-    assert err.splitlines()[-1].startswith("error: pallas failed the check and will not be chosen")
+    assert f"{kernel}: FAILED" in out and word in out
+    assert err.splitlines()[-1].startswith(f"error: {kernel} failed the check and will not be chosen")
     (path,) = own_folder.glob("*.json")
     found = tables.parse(json.loads(path.read_text()), str(path))
-    assert not found.passed and {*found.failed} == {"pallas"} and not found.timings
+    assert not found.passed and {*found.failed} == {kernel} and not found.timings
+    if kernel == tables.STATE:
+        facts = {"dtype": "float32", "length": 512, "head_dim": 64}
+        assert choice.automatic_state(CARD, found, choice.Rule("pallas"), [], **facts).name == "xla"
+        return
     of_card = dataclasses.replace(
         found, device=CARD.key, timings=(Timing("full", "float32", 512, 64, {"pallas": 1.0, "xla": 2.0}),)
     )
@@ -109,7 +121,7 @@ def test_right_kernels_pass(quick, capsys, own_folder):
     out, err = said(capsys)
     assert "pallas: passed every check" in out and "splash: passed every check" in out
     checked = [line for line in err.splitlines() if ": error " in line]  # progress: a line for each check
-    assert len(checked) == sum(map(len, QUICK.values())) == 3
+    assert len(checked) == sum(map(len, QUICK.values())) == 4
     (path,) = own_folder.glob("*.json")
     assert json.loads(path.read_text())["device"]["jax"] == jax.__version__
     assert not list(own_folder.glob("*.tmp"))
@@ -167,7 +179,7 @@ def test_flags_are_checked(capsys):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kernel", ["pallas", "splash"])
+@pytest.mark.parametrize("kernel", ["pallas", "splash", tables.STATE])
 def test_every_check_is_passed_in_the_interpreter(kernel):
     lines = []
     table = device_check.check_all([kernel], lines.append, tiny=True)
@@ -176,7 +188,7 @@ def test_every_check_is_passed_in_the_interpreter(kernel):
 
 
 def test_the_checks_cover_what_a_call_can_be():
-    for kernel in ("pallas", "splash", "cudnn"):
+    for kernel in ("pallas", "splash", "cudnn", tables.STATE):
         for tiny in (True, False):
             found = device_check.cases(kernel, tiny)
             assert len({case.name for case in found}) == len(found)
@@ -258,7 +270,7 @@ def test_the_whole_command_as_on_a_card(quick, monkeypatch, capsys, own_folder):
         (path,) = own_folder.iterdir()
         assert path.name == tables.file_name(CARD.key)
         found = tables.current()
-        assert found.passed == {"pallas"} and {*found.failed} == {"cudnn"} and len(found.timings) == 1
+        assert found.passed == {"pallas", tables.STATE} and {*found.failed} == {"cudnn"} and len(found.timings) == 1
         facts = {"pattern": Full()._pattern(64, 1), "length": 64, "head_dim": 64}
         assert choice.automatic(CARD, found, choice.Rule(), {}, dtype="bfloat16", **facts).name == "pallas"
         assert choice.automatic(CARD, found, choice.Rule(), {}, dtype="float32", **facts).name == "xla"

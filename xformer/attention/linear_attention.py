@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from xformer.attention import kernels
 from xformer.attention.call import Call
 from xformer.attention.cost import Cost, call_cost
 from xformer.attention.dtypes import exact
@@ -25,6 +26,9 @@ from xformer.attention.state_call import StateCall, state_call
 
 Array = jax.Array
 NO_SCORES = "no query meets a key alone, its features meet a sum over the keys; use Full or Window"
+RUNS: Mapping[str, Callable[..., tuple[Array, Array | None]]] = {
+    "reference": dense.attend, "xla": engine.attend, "pallas": kernels.running_state.attend
+}  # fmt: skip
 TINY = 1e-34  # a sum of weights below it is that of a query that sees nothing
 
 
@@ -85,10 +89,11 @@ class LinearAttention(Attention):
         self.check_params(params, call)
         given = self._given(*self._turned(call))
         settings, operands = self._settings(call, given.inputs), self._operands(params, call)
-        run = dense.attend if self.implementation == "reference" else engine.attend
+        chosen = kernels.choose_state(self.implementation, settings, given.inputs, given.controls)
+        run = RUNS[chosen]
         out = self._divided(*run(settings, given.inputs, operands, given.controls))
         query, key, value = (exact(x) for x in given.raw)
-        if self.implementation == "reference":
+        if chosen == "reference":
             sums = dense.seen(settings, query, key, value, given.controls)
             seen = jnp.broadcast_to(sums[..., None], out.shape)
         else:
@@ -148,6 +153,8 @@ class LinearAttention(Attention):
         heads["groups"] = shape.num_heads // heads["kv_heads"]
         if self.implementation == "reference":
             flops = state_cost.dense_flops(settings, shape, **heads)
+        elif self.implementation == "pallas":
+            flops = state_cost.kernel_flops(settings, shape, **heads)
         else:
             flops = state_cost.chunked_flops(settings, shape, **heads)
         return call_cost(shape, flops, {})
@@ -155,10 +162,6 @@ class LinearAttention(Attention):
     # What the engine is given.
 
     def _refuse(self, call: Call) -> None:
-        if self.implementation not in (None, "xla", "reference"):
-            raise NotImplementedError(
-                f'implementation="{self.implementation}" cannot do this call: {self._name} has no kernel; use "xla"'
-            )
         if call.mask is not None and call.mask.shape[2] != 1:
             raise NotImplementedError(
                 f"{self._name} cannot honour a mask with query dimension {call.mask.shape[2]} (only 1, a padding mask, "

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xformer.attention import ALiBi, Attention, BigBird, Full, Longformer, Rotary, Window
+from xformer.attention import ALiBi, Attention, BigBird, Full, Linear, Longformer, Performer, Retention, Rotary, Window
 from xformer.attention.device import present
 from xformer.attention.kernels import interpreted, tables
 from xformer.attention.kernels.tables import Table
@@ -84,6 +84,16 @@ def cases(kernel: str, tiny: bool) -> list[Case]:
             Case("Longformer, float16", Longformer(2 * (n // 12), 1, 2), n, "float16", small, real=(n, n - 3)),
             *([] if tiny else [Case("full, wide heads", Full(), n, head_dim=128)]),
         ]  # fmt: skip
+    if kernel == tables.STATE:
+        small = 16 if tiny else 64
+        return [
+            Case("linear, causal, padded, grouped heads", Linear(causal=True), n, head_dim=small, kv_heads=2,
+                 real=(n - 9, 0)),
+            Case("retention, causal, rotary, float32", Retention(causal=True, position=Rotary()), n, "float32", small),
+            Case("retention, both ways, segments", Retention(), n, head_dim=24 if tiny else 80, segments=True),
+            Case("performer with relu, causal, float32", Performer(num_features=24 if tiny else 256, kernel="relu",
+                 causal=True), n, "float32", small, segments=True),
+        ]  # fmt: skip
     if kernel == "splash":
         n, block = (151, 64) if tiny else (1999, 128)
         bigbird, window, past = (
@@ -137,7 +147,7 @@ def check(kernel: str, case: Case, platform: str) -> Outcome:
     """One check; whatever goes wrong is its outcome."""
     started = time.perf_counter()
     operands, options = arrays(case), call_options(case)
-    named = lambda name: dataclasses.replace(case.op, implementation=name)
+    named = lambda name: dataclasses.replace(case.op, implementation="pallas" if name == tables.STATE else name)
     quick = {"xla_backend_optimization_level": 0} if platform == "cpu" else None  # the interpreter is mostly compiling
     run = lambda op: jax.jit(with_gradients(lambda q, k, v: op(q, k, v, **options)), compiler_options=quick)
     try:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xformer.attention import Attention, BigBird, Full, Shape, Window
+from xformer.attention import Attention, BigBird, Full, Linear, Shape, Window
 from xformer.attention.kernels import KERNELS, tables
 from xformer.attention.kernels.tables import Table, Timing
 from xformer.bench import benchmark, timing
@@ -18,6 +18,7 @@ OPS: dict[str, Callable[[int], Attention]] = {
     "causal": lambda length: Full(causal=True),
     "full": lambda length: Full(),
     "blocks": lambda length: BigBird(block_size=min(128, length // 8)),
+    "state": lambda length: Linear(causal=True),
     "window": lambda length: Window(left=length // 8, right=length // 8),
 }
 LENGTHS, HEAD_DIMS, HEADS, TOKENS = (4096, 1024, 16384), (64, 128), 8, 16384
@@ -45,10 +46,12 @@ def places(lengths: Sequence[int] = LENGTHS, head_dims: Sequence[int] = HEAD_DIM
                     yield Place(pattern, dtype, length, head_dim)
 
 
-def candidates(passed: Sequence[str]) -> list[Candidate]:
-    """The tiled engine, and each kernel that passed the check, with its own choice of tiles and with others."""
+def candidates(passed: Sequence[str], pattern: str = "full") -> list[Candidate]:
+    """What is XLA's, and each kernel that passed the check, with its own choice of tiles and with others if it has."""
     found: list[Candidate] = [("xla", None)]
-    for name in passed:
+    if pattern == "state":
+        return found + [(name, None) for name in passed if name == tables.STATE]
+    for name in (name for name in passed if name in KERNELS):
         found += [(name, None), *((name, tiles) for tiles in KERNELS[name].TILES)]
     return found
 
@@ -59,7 +62,7 @@ def contender(place: Place, name: str, tiles: tuple[int, int] | None) -> Contend
     def prepare(case: Case) -> Ready:
         given = () if tiles is None else (Timing(**dataclasses.asdict(place), seconds={}, tiles={name: tiles}),)
         with tables.using(Table({}, timings=given)):
-            return ours(name, name).prepare(case)
+            return ours(name, "pallas" if name == tables.STATE else name).prepare(case)
 
     return Contender(label(name, tiles), prepare)
 
@@ -106,7 +109,7 @@ def _measure(
     batch = max(TOKENS // place.length, 1)
     shape = Shape(batch, place.length, place.length, HEADS, place.head_dim)
     case = Case(op, shape, place.dtype, backward=True)
-    named = {label(*one): one for one in candidates(passed)}
+    named = {label(*one): one for one in candidates(passed, place.pattern)}
 
     def in_time(name: str, ready: Ready) -> None:
         if left() <= 0:

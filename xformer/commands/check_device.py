@@ -21,7 +21,7 @@ from xformer.commands import cli
 from xformer.schema import ConfigError
 from xformer.train import workdir as folders
 
-INTERPRETED = ("pallas", "splash")
+INTERPRETED = ("pallas", tables.STATE, "splash")
 
 
 def command(argv: Sequence[str]) -> None:
@@ -38,7 +38,10 @@ def command(argv: Sequence[str]) -> None:
     folder = tables.own_folder() if args.out is None else parser.folder("--out", args.out)
     device = present()
     unusable = {} if args.interpret else choice.unusable(device)
-    kernels = INTERPRETED if args.interpret else tuple(name for name, why in unusable.items() if not why)
+    kernels = tuple(name for name, why in unusable.items() if not why)
+    if "pallas" in kernels:
+        kernels += (tables.STATE,)
+    kernels = INTERPRETED if args.interpret else kernels
     for name, why in unusable.items():
         if why:
             cli.say(

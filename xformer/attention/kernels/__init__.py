@@ -2,7 +2,7 @@
 
 `device` describes the device, `tables` holds what `xformer check-device` found on it, `choice` decides where no
 implementation is named, `meshes` runs kernels on the shards of a mesh. `pallas` (through `triton`), `splash` and
-`cudnn` are the kernels.
+`cudnn` are the kernels; `running_state` (through `state_kernels`) is that of linear attention.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
 from xformer.attention.device import Device, aimed_at, present
 from xformer.attention.engine.operands import Controls, Inputs, Settings
-from xformer.attention.kernels import choice, cudnn, meshes, pallas, splash, tables
-from xformer.attention.pattern import Pattern
+from xformer.attention.kernels import choice, cudnn, meshes, pallas, running_state, splash, tables
+from xformer.attention.pattern import Full, Pattern
+from xformer.attention.state import operands as of_state
 
-__all__ = ["KERNELS", "Device", "aimed_at", "attend", "choose", "interpreted"]
+__all__ = ["KERNELS", "Device", "aimed_at", "attend", "choose", "choose_state", "interpreted"]
 
 KERNELS = {"pallas": pallas, "splash": splash, "cudnn": cudnn}
 PLATFORMS = {"pallas": "gpu", "splash": "tpu", "cudnn": "gpu"}
@@ -64,6 +66,35 @@ def choose(
         if reasons:
             raise NotImplementedError(f'implementation="{implementation}" cannot do this call: {"; ".join(reasons)}')
     return implementation
+
+
+def choose_state(
+    implementation: str | None, settings: of_state.Settings, inputs: of_state.Inputs, controls: of_state.Controls
+) -> str:
+    """The implementation of a call of linear attention: "pallas", "xla" or "reference".
+
+    Raises NotImplementedError when a kernel that was named can't do the call.
+    """
+    if implementation in KERNELS:
+        reasons = [] if _interpreted.get() else _absent(implementation)
+        reasons += running_state.refusals(settings, inputs, controls)
+        reasons = reasons if implementation == "pallas" else ["it is linear attention, which has no softmax"]
+        if reasons:
+            raise NotImplementedError(f'implementation="{implementation}" cannot do this call: {"; ".join(reasons)}')
+    if implementation is not None:
+        return implementation
+    device, rule = present(), choice.rule()
+    if device.platform == "cpu" and rule.forced is None:
+        return "xla"
+    reasons = running_state.refusals(settings, inputs, controls)
+    masked: Any = Controls(None, controls.real)
+    reasons += meshes.refusals(inputs, masked, Full(), running_state, device.count)  # type: ignore[arg-type]
+    chosen = choice.automatic_state(
+        device, tables.current(), rule, reasons, dtype=str(inputs.value.dtype), length=inputs.key.shape[1],
+        head_dim=inputs.key.shape[-1],
+    )  # fmt: skip
+    choice.announce(device, chosen, checked=tables.current() is not None)
+    return chosen.name
 
 
 def attend(implementation: str, inputs: Inputs, controls: Controls, settings: Settings, pattern: Pattern) -> jax.Array:

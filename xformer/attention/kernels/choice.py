@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 
 from xformer.attention.device import Device
-from xformer.attention.kernels.tables import KERNELS, Table
+from xformer.attention.kernels.tables import KERNELS, STATE, Table
 from xformer.attention.pattern import Pattern
 from xformer.checks import did_you_mean
 
@@ -138,6 +139,37 @@ def automatic(
     return Choice(
         "xla", f"no kernel can do the call ({', '.join(why_not)})" if why_not else "no kernel for this device"
     )
+
+
+def automatic_state(
+    device: Device, table: Table | None, rule: Rule, refusals: Sequence[str], *, dtype: str, length: int, head_dim: int
+) -> Choice:
+    """The implementation of a call of linear attention: "pallas" or "xla". `refusals`: why the kernels can't do it."""
+    forced = rule.forced
+    if forced == "xla":
+        return Choice("xla", f"{VARIABLE} says so")
+    if forced not in (None, "pallas"):
+        return Choice("xla", f"{forced}, which {VARIABLE} asks for, cannot do the call: it is linear attention")
+    here = unusable(device)
+    if "pallas" not in here:
+        return Choice("xla", "no kernel for this device")
+    why = list(refusals)
+    if "pallas" in rule.forbidden:
+        why.append(f"{VARIABLE} forbids it")
+    if table is not None and STATE in table.failed:
+        why.append(f"it failed the check on this device: {table.failed[STATE]}")
+    elif forced is None and (table is None or STATE not in table.passed):
+        why.append(f"it is not checked on this device; {CHECK} does")
+    if why:
+        return Choice("xla", f"no kernel can do the call (pallas: {'; '.join(why)})")
+    if forced is not None:
+        return Choice("pallas", f"{VARIABLE} says so")
+    assert table is not None
+    half = dtype in ("bfloat16", "float16")
+    timing = table.nearest("state", "bfloat16" if half else "float32", length, head_dim)
+    if timing is not None and timing.seconds.get("xla", math.inf) < timing.seconds.get(STATE, math.inf):
+        return Choice("xla", f"the fastest for linear attention, {timing.length:,} tokens, in {table.source}")
+    return Choice("pallas", "checked on this device")
 
 
 @functools.cache

@@ -19,7 +19,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from xformer.attention.device import Device, present
 from xformer.attention.pattern import Causal, Full, Pattern, Window, split_causal
@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "XFORMER_DEVICE_TABLES"
 KERNELS = ("cudnn", "pallas", "splash")
-IMPLEMENTATIONS = (*KERNELS, "xla")
-PATTERNS = ("full", "causal", "window", "blocks")
+STATE = "pallas_state"  # what tables call implementation="pallas" of linear attention
+IMPLEMENTATIONS = (*KERNELS, STATE, "xla")
+PATTERNS = ("full", "causal", "window", "blocks", "state")
 DTYPES = ("bfloat16", "float32")
 FORMAT = 1
 MOST_BYTES = 2**20
@@ -40,7 +41,7 @@ class Timing:
     """One case that was timed, forward and backward.
 
     Attributes:
-      pattern: one of `PATTERNS`, see `pattern_kind`.
+      pattern: one of `PATTERNS`, see `pattern_kind`; "state" is causal linear attention.
       dtype: one of `DTYPES`.
       length, head_dim: of the call.
       seconds: implementation -> median of a call, forward and backward, with its best tiles.
@@ -73,9 +74,11 @@ class Table:
     timings: tuple[Timing, ...] = ()
     source: str = "this process"
 
-    def nearest(self, pattern: Pattern, dtype: str | None, length: int, head_dim: int) -> Timing | None:
+    def nearest(
+        self, pattern: Pattern | Literal["state"], dtype: str | None, length: int, head_dim: int
+    ) -> Timing | None:
         """The case most like a call, of its kind of pattern and (None: any) dtype; lengths count by their ratio."""
-        kind = pattern_kind(pattern)
+        kind = pattern if isinstance(pattern, str) else pattern_kind(pattern)
         alike = [x for x in self.timings if x.pattern == kind and dtype in (None, x.dtype)]
         far = lambda x: (abs(math.log2(x.head_dim / head_dim)), abs(math.log2(x.length / length)))
         return min(alike, key=far, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xformer.attention.engine.tile_plan import round_up
+from xformer.attention.kernels import running_state
 from xformer.attention.shape import Shape
 from xformer.attention.state import attend as engine
 from xformer.attention.state.features import PositiveRandom
@@ -25,6 +26,14 @@ def chunked_flops(settings: Settings, shape: Shape, *, kv_heads: int, groups: in
     pairs = padded(shape.q_len, engine.CHUNK) * groups * 2 * chunk * (size + depth)
     total += pairs + (1 if settings.causal else 2) * loop
     return shape.batch * kv_heads * total
+
+
+def kernel_flops(settings: Settings, shape: Shape, *, kv_heads: int, groups: int) -> int:
+    """FLOPs of `kernels.running_state.attend`, for as many queries as keys."""
+    size, features, depth = sizes(settings, shape)
+    of_features = shape.batch * kv_heads * features * (groups * shape.q_len + shape.kv_len)
+    products = running_state.kernel_flops(settings, shape.batch, shape.kv_len, kv_heads, groups, size, depth)
+    return of_features + products
 
 
 def dense_flops(settings: Settings, shape: Shape, *, kv_heads: int, groups: int) -> int:
