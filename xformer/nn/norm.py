@@ -1,4 +1,4 @@
-"""Normalization of the features of a token that keeps little for the backward pass."""
+"""Normalization of the features of a token that keeps little for the backward pass; for reverse mode only."""
 
 from __future__ import annotations
 
