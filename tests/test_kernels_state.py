@@ -110,10 +110,12 @@ def test_cost_equals_the_counter(name):
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")  # since JAX 0.11
-@pytest.mark.parametrize("name", ["linear", "both ways"])
-def test_lowers_for_gpus(name):
-    """A pass that leaves states and one that reads them: for sums and norms, or for both directions; as often again
-    for each of three gradients.
+@pytest.mark.parametrize(("name", "of_gradient"), [("linear", 14), ("both ways", 12)])
+def test_lowers_for_gpus(name, of_gradient):
+    """A pass that leaves states and one that reads them: for sums and norms, or for both directions.
+
+    As often for each gradient: three of the sums, two of the norms, whose values are ones. What linear attention is
+    divided by needs the forward passes too.
     """
     op, kv_heads, sizes, extra = CASES[name]
     op, given = dataclasses.replace(op, implementation="pallas"), options(extra, 400)
@@ -121,10 +123,10 @@ def test_lowers_for_gpus(name):
     loss = lambda *x: op(*x, **given).astype(jnp.float32).sum()
     target = "__gpu$xla.gpu.triton"
     allowed = [jax.export.DisabledSafetyCheck.custom_call(target)]
-    for function, calls in ((loss, 4), (jax.grad(loss, (0, 1, 2)), 16)):
+    for function, calls in ((loss, 4), (jax.grad(loss, (0, 1, 2)), of_gradient)):
         with interpreted(), aimed_at_a_gpu():
             exported = jax.export.export(jax.jit(function), platforms=["cuda"], disabled_checks=allowed)(*call)
-        assert 4 <= exported.mlir_module().count(f"@{target}(") <= calls
+        assert exported.mlir_module().count(f"@{target}(") == calls
 
 
 def test_memory_is_linear_in_the_length():

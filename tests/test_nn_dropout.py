@@ -63,6 +63,14 @@ def test_dropout_is_that_of_flax(rate):
     assert half.dtype == jnp.bfloat16
 
 
+def test_dropout_of_a_batch_that_is_left_open():
+    (batch,) = export.symbolic_shape("batch")
+    spec = jax.ShapeDtypeStruct((batch, 3), jnp.float32)
+    apply = jax.jit(lambda x, key: Dropout(0.3)(x, rngs=key))
+    key, x = jax.random.key(5), jnp.ones((4, 3))
+    np.testing.assert_array_equal(export.export(apply)(spec, key).call(x, key), apply(x, key))
+
+
 def test_dropout_without_a_key_says_so():
     with pytest.raises(ValueError, match="rngs"):
         Dropout(0.5)(jnp.ones(3))

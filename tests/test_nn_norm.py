@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from xformer.attention import Full
@@ -84,6 +84,33 @@ def test_parameters_that_all_devices_share():
         jax.tree.leaves(jax.jit(shared)(params, x)), jax.tree.leaves(jax.grad(loss)(params, x)), strict=True
     ):
         np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("spec", [P("data"), P(None, None, "data")], ids=["batch", "features"])
+def test_arrays_on_a_mesh_that_is_not_in_scope(kind, spec):
+    norm, _ = pair("layer")
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
+    x = jax.random.normal(jax.random.key(2), (8, 5, 16))
+    gradient = jax.jit(jax.grad(lambda x: jnp.sin(norm(x)).sum()))
+    placed = jax.device_put(x, NamedSharding(mesh, spec))
+    np.testing.assert_allclose(gradient(placed), gradient(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_that_is_left_open():
+    norm, _ = pair("rms")
+    (batch,) = jax.export.symbolic_shape("batch")
+    gradient = jax.jit(jax.grad(lambda x: jnp.sin(norm(x)).sum()))
+    exported = jax.export.export(gradient)(jax.ShapeDtypeStruct((batch, 16), jnp.float32))
+    x = jax.random.normal(jax.random.key(2), (3, 16))
+    np.testing.assert_allclose(exported.call(x), gradient(x), rtol=1e-5, atol=1e-5)
+
+
+def test_forward_over_reverse():
+    """Products with a Hessian, beside Flax's."""
+    x = jax.random.normal(jax.random.key(2), (3, 16))
+    ours, theirs = (jax.jvp(jax.grad(lambda x, n=norm: jnp.sin(n(x)).sum()), (x,), (x,))[1] for norm in pair("layer"))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_block_keeps_for_the_backward_pass():

@@ -31,7 +31,10 @@ def _written_out(key: Array, shape: tuple[int, ...]) -> bool:
     config: Any = jax.config
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     generator = str(jax.random.key_impl(key)) if typed else config.jax_default_prng_impl
-    return generator in ("fry", "threefry2x32") and config.jax_threefry_partitionable and math.prod(shape) < 2**32
+    if generator != "threefry2x32" or not config.jax_threefry_partitionable:
+        return False
+    known = all(isinstance(size, int) for size in shape)  # a size that `jax.export` leaves open is not
+    return known and math.prod(shape) < 2**32
 
 
 def _bernoulli(key: Array, p: float, shape: tuple[int, ...]) -> Array:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from xformer.attention.device import present
 
@@ -20,7 +21,8 @@ def after(grad: Array, arrays: Any) -> Any:
     memory holds all of it. A barrier does not help: it is gone when the order is found. On other devices, and where a
     mesh shares out `grad`, the arrays themselves.
     """
-    if present().platform != "cpu" or jax.sharding.get_abstract_mesh().size > 1 or not grad.size:
+    explicit = AxisType.Explicit in jax.typeof(grad).sharding.mesh.axis_types
+    if present().platform != "cpu" or explicit or jax.sharding.get_abstract_mesh().size > 1 or not grad.size:
         return arrays
     first = grad.reshape(-1)[0]
     zero = jnp.isnan(first) & jnp.isinf(first)  # false, which no compiler knows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -182,8 +183,7 @@ def depthwise_convolution(x: Array, kernel: Array, precision: Any = None) -> Arr
     product = lambda band, first: jnp.einsum(
         "hij,bnjhd->bnihd", band, tiles[:, first : first + num_tiles], precision=precision
     )
-    out = sum(product(band, first) for first, band in enumerate(bands[1:], 1)) if num_bands > 1 else 0
-    out = out + product(bands[0], 0)
+    out = functools.reduce(jnp.add, (product(band, first) for first, band in enumerate(bands)))
     return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length]
 
 

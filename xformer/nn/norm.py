@@ -1,4 +1,4 @@
-"""Normalization of the features of a token that keeps little for the backward pass; for reverse mode only."""
+"""Normalization of the features of a token that keeps little for the backward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LayerNorm(nnx.LayerNorm):
     """`nnx.LayerNorm` with an exact variance and a derivative that keeps the input alone (Ba et al. 2016, equation 4).
 
     The variance is the mean of (x - mean)^2, in float32. Flax's default, E[x^2] - E[x]^2, has no correct digit left
-    where the mean is some thousand times the spread.
+    where the mean is some thousand times the spread. There is no derivative in forward mode alone (`jax.jvp`).
     """
 
     def __init__(self, num_features: int, *, use_fast_variance: bool = False, **kwargs: Any):
@@ -34,7 +34,10 @@ class LayerNorm(nnx.LayerNorm):
 
 
 class RMSNorm(nnx.RMSNorm):
-    """`nnx.RMSNorm` in float32, whose derivative keeps the input alone (Zhang and Sennrich 2019, equation 4)."""
+    """`nnx.RMSNorm` in float32, whose derivative keeps the input alone (Zhang and Sennrich 2019, equation 4).
+
+    There is none in forward mode alone (`jax.jvp`).
+    """
 
     def __call__(self, x: Array, mask: Array | None = None) -> Array:
         """Normalizes the last axis of `x`."""

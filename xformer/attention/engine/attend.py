@@ -126,8 +126,7 @@ def _backward(static: Any, saved: Any, gradient: tuple[Array, Array]) -> tuple[I
     inputs, controls, out, lse = saved
     settings, kv_len = static
     d_out, d_lse = gradient
-    late = after(d_out, inputs._asdict() | {"relative": None})
-    inputs = Inputs(**late)._replace(relative=inputs.relative)
+    inputs = after(d_out, inputs._replace(relative=None))._replace(relative=inputs.relative)
     attended = lse != HIDDEN
     lse = jnp.where(attended, lse, jnp.zeros_like(lse))
     delta = -jnp.where(attended, d_lse, jnp.zeros_like(d_lse))

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from xformer.attention.device import present
 from xformer.attention.dtypes import compute_dtype
 from xformer.attention.engine import gather, mesh_axes
-from xformer.attention.engine.mesh_axes import varying
 from xformer.attention.engine.operands import Controls, Inputs, Settings
 from xformer.attention.engine.relative_by_entries import places, reader
 from xformer.attention.engine.relative_tiles import Relative
@@ -163,7 +162,7 @@ class QueryTiles:
             return totals, one[None]
         # The gradients are put into zeros of the loop's own: those of a scan would be there long before `grad`.
         shape = group.num_query_tiles, self.batch, self.q_block, self.kv_heads * self.groups, self.queries.shape[-1]
-        parts = varying(after(grad, jnp.zeros(shape, self.dtype)), self.axes)
+        parts = mesh_axes.varying(after(grad, jnp.zeros(shape, self.dtype)), self.axes)
 
         def step(carry: Any, numbered: Any) -> Any:
             number, operands = numbered

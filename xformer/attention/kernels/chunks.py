@@ -49,6 +49,20 @@ class Blocks:
     def depth(self) -> int:
         return round_up(self.values, self.depth_block)
 
+    @property
+    def num_depth_blocks(self) -> int:
+        return self.depth // self.depth_block
+
+    @property
+    def enter_flops(self) -> int:
+        """Of one token that enters the state."""
+        return 2 * self.size * self.depth
+
+    @property
+    def read_flops(self) -> int:
+        """Of one query; every block of values computes the chunk's pairs anew."""
+        return 2 * (self.size * self.depth + self.chunk * (self.size * self.num_depth_blocks + self.depth))
+
 
 def _power(size: int, most: int) -> int:
     """The power of two that holds `size`, 16 at least and `most` at most."""

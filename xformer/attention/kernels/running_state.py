@@ -100,10 +100,7 @@ def kernel_flops(settings: Settings, batch: int, length: int, kv_heads: int, gro
     total = 0
     for values in (depth, 1) if settings.normalized else (depth,):
         blocks = Blocks(length, size, values)
-        across = blocks.depth // blocks.depth_block
-        state = blocks.size * blocks.depth
-        read = state + blocks.chunk * (blocks.size * across + blocks.depth)
-        total += 2 * batch * kv_heads * blocks.length * (state + groups * read)
+        total += batch * kv_heads * blocks.length * (blocks.enter_flops + groups * blocks.read_flops)
     return total if settings.causal else 2 * total
 
 

@@ -92,7 +92,7 @@ class _Call:
     def states(self) -> Array:
         """The state before each chunk, `[batch, heads of keys or values, chunks, size, depth]`."""
         blocks, (_, key, value) = self.blocks, self.arrays
-        across = blocks.depth // blocks.depth_block
+        across = blocks.num_depth_blocks
         by_size = lambda i: i // across
         by_depth = lambda i: i % across
         shape = self.batch, self.state_heads, blocks.num_chunks, blocks.size, blocks.depth
@@ -105,14 +105,14 @@ class _Call:
             (None, None, blocks.num_chunks, blocks.size_block, blocks.depth_block),
             lambda i, h, b: (b, h, 0, by_size(i), by_depth(i)),
         )
-        products = 2 * self.batch * self.state_heads * blocks.length * blocks.size * blocks.depth
+        flops = self.batch * self.state_heads * blocks.length * blocks.enter_flops
         grid = (blocks.size // blocks.size_block * across, self.state_heads, self.batch)
-        return self._launch(state_kernel, grid, specs, out, shape, products, (key, value, self.extras))
+        return self._launch(state_kernel, grid, specs, out, shape, flops, (key, value, self.extras))
 
     def read(self, states: Array) -> Array:
         """What queries read from the states and from the keys of their chunk, `[batch, length, heads, depth]`."""
         blocks, (query, key, value) = self.blocks, self.arrays
-        across = blocks.depth // blocks.depth_block
+        across = blocks.num_depth_blocks
         by_depth = lambda i: i % across
         all_of = lambda i: 0
         shared = self.heads // self.state_heads
@@ -128,13 +128,10 @@ class _Call:
         ]
         out = pl.BlockSpec((None, blocks.length, None, blocks.depth_block), lambda i, h, b: (b, 0, h, by_depth(i)))
         shape = self.batch, blocks.length, self.heads, blocks.depth
-        rows = self.batch * self.heads * blocks.length
-        a_row = blocks.size * blocks.depth + blocks.chunk * (blocks.size * across + blocks.depth)
+        flops = self.batch * self.heads * blocks.length * blocks.read_flops
         grid = (blocks.num_chunks * across, self.heads, self.batch)
         operands = (query, key, value, states, self.extras)
-        return self._launch(
-            functools.partial(read_kernel, across=across), grid, specs, out, shape, 2 * rows * a_row, operands
-        )
+        return self._launch(read_kernel, grid, specs, out, shape, flops, operands)
 
     def _tokens(self, x: Array, width: int, at: Any, heads: int) -> pl.BlockSpec:
         """All tokens of one head, and a block of their features."""
@@ -150,7 +147,6 @@ class _Call:
     def _launch(self, kernel: Any, grid: Any, specs: Any, out: Any, shape: Any, flops: int, operands: Any) -> Array:
         result = jax.ShapeDtypeStruct(shape, jnp.float32)
         size = lambda x: math.prod(x.shape) * jnp.dtype(x.dtype).itemsize
-        name = getattr(kernel, "func", kernel).__name__
         launch = lambda interpret: pl.pallas_call(
             functools.partial(kernel, order=self.order, blocks=self.blocks),
             grid=grid,
@@ -162,7 +158,7 @@ class _Call:
                 flops=flops, transcendentals=0, bytes_accessed=sum(map(size, jax.tree.leaves((operands, result))))
             ),
             interpret=interpret,
-            name=name,
+            name=kernel.__name__,
         )
         return jax.lax.platform_dependent(
             *operands, cpu=lambda *x: launch(True)(*x), default=lambda *x: launch(False)(*x)
@@ -211,10 +207,10 @@ def state_kernel(key: Any, value: Any, extras: Any, states: Any, *, order: Order
 
 
 def read_kernel(
-    query: Any, key: Any, value: Any, state: Any, extras: Any, out: Any, *, order: Order, blocks: Blocks, across: int
+    query: Any, key: Any, value: Any, state: Any, extras: Any, out: Any, *, order: Order, blocks: Blocks
 ) -> None:
     """One chunk of the output."""
-    number = pl.program_id(0) // across
+    number = pl.program_id(0) // blocks.num_depth_blocks
     tokens, index = pl.ds(number * blocks.chunk, blocks.chunk), jnp.arange(blocks.chunk)
     total = jnp.zeros((blocks.chunk, blocks.depth_block), jnp.float32)
     pairs = jnp.zeros((blocks.chunk, blocks.chunk), jnp.float32)
