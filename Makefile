@@ -17,7 +17,7 @@ demo: .venv/demo.stamp
 test: .venv/test.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
 
-# The rest of the matrix that `make test` samples; no test runs in both. A quarter of it is compiled with XLA's own
+# The rest of the matrix that `make test` samples; no test runs in both. An eighth of it is compiled with XLA's own
 # optimizations, as users' programs are: with them a test takes about twice as long.
 test-full: .venv/test.stamp
 	XLA_FLAGS=--xla_backend_optimization_level=3 $(BIN)/python -m pytest -m 'full and optimized' -n $(WORKERS) --dist loadfile --durations=15

@@ -318,9 +318,7 @@ def _static(call, options):
     return {name: x for name, x in call.items() if name not in scalars}, (*options, *scalars.items())
 
 
-# Compiling dominates the suite: half the time at the lowest optimisation, for the same arithmetic.
-compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-_compiled = functools.partial(compiled, static_argnames=("op", "options"))
+_compiled = functools.partial(jax.jit, static_argnames=("op", "options"))
 
 
 @_compiled

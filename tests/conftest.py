@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items):
     """Of a test marked `sampled(n)`, n cases all over its table are for `make test`, the others for `make test-full`.
 
     So the time of `make test` stays as it is when a variant joins the table. Where the first case stands differs from
-    test to test, so that together they see every row. Of the tests for `make test-full`, every fourth is marked
+    test to test, so that together they see every row. Of the tests for `make test-full`, every eighth is marked
     `optimized`: it runs the code that users run, the others are compiled as quickly as those of `make test`.
     """
     tests = collections.defaultdict(list)
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items):
             if number not in kept:
                 item.add_marker("full")
     for item in items:
-        if item.get_closest_marker("full") is not None and zlib.crc32(item.nodeid.encode()) % 4 == 0:
+        if item.get_closest_marker("full") is not None and zlib.crc32(item.nodeid.encode()) % 8 == 0:
             item.add_marker("optimized")
 
 

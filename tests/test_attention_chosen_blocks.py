@@ -1,6 +1,7 @@
 """Choices of all queries sorted by block say what a list of tiles of each query says, at a fraction of the work."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +54,7 @@ def test_equals_a_list_for_each_query(causal, position, options):
         fixed |= {"sinks": jnp.asarray(rng.standard_normal(HEADS), jnp.float32), "softcap": 5.0}
     weights = jnp.asarray(rng.standard_normal((BATCH, LENGTH, HEADS, DEPTH - 3)), jnp.float32)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def both(op):
         loss = lambda query, key, value, given: (op(query, key, value, **given, **fixed) * weights).sum()
         out = op(query, key, value, **given, **fixed)

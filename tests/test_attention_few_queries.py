@@ -49,9 +49,13 @@ def test_cached_keys_give_what_the_call_gives(name, position, q_len):
     op, query, key, value, params = make(name, position, q_len)
     offset = jnp.array([KEYS - q_len, 9])  # each example its own
     positions = offset[:, None] + jnp.arange(q_len)
-    expected = op(query, key, value, query_offset=offset, params=params)
+    call = jax.jit(lambda offset: op(query, key, value, query_offset=offset, params=params))
+    expected = call(offset)
     places = jnp.arange(KEYS, dtype=jnp.int32)[None]
-    attend = lambda *parts, at=positions: op.attend_cached(query, parts, at, kv_len=KEYS, params=params)
+
+    def attend(*parts, at=positions):
+        return jax.jit(lambda at: op.attend_cached(query, parts, at, kv_len=KEYS, params=params))(at)
+
     in_order = CachedKeys(rows(key), rows(value), places, in_order=True)
     np.testing.assert_allclose(attend(in_order), expected, atol=3e-6)
     # In two parts, the later one turned round as a ring is.
@@ -59,7 +63,7 @@ def test_cached_keys_give_what_the_call_gives(name, position, q_len):
     late = CachedKeys(rows(key[:, turned]), rows(value[:, turned]), turned[None], 8 - 5)
     early = CachedKeys(rows(key[:, :8]), rows(value[:, :8]), places[:, :8])
     np.testing.assert_allclose(attend(late, early), expected, atol=3e-6)
-    alone = op(query, key, value, query_offset=9, params=params)
+    alone = call(jnp.int32(9))
     np.testing.assert_allclose(attend(in_order, at=positions[1:]), alone, atol=3e-6)
 
 

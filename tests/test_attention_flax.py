@@ -23,7 +23,7 @@ def nnx_layer(attention_fn, **fields):
 def run(layer, x=X, **options):
     """The layer's output, compiled."""
     graph, state = nnx.split(layer)
-    return conformance.compiled(lambda state, x: nnx.merge(graph, state)(x, **options))(state, x)
+    return jax.jit(lambda state, x: nnx.merge(graph, state)(x, **options))(state, x)
 
 
 def check_nnx_layer(row):
@@ -56,7 +56,7 @@ def test_nnx_layer_equals_its_functional_core_under_jit_and_grad(row):
     layer = nnx_layer(fn)
     graph, state = nnx.split(layer)
     loss = lambda state: (nnx.merge(graph, state)(X, mask=MASK) ** 2).sum()
-    value, gradients = conformance.compiled(jax.value_and_grad(loss, allow_int=True))(state)
+    value, gradients = jax.jit(jax.value_and_grad(loss, allow_int=True))(state)
     assert np.isfinite(value)
     leaves = jax.tree.leaves(gradients)
     assert leaves and all(np.isfinite(x).all() for x in leaves)
@@ -107,7 +107,7 @@ def check_linen_layer(row):
     layer = nn.MultiHeadDotProductAttention(num_heads=HEADS, qkv_features=WIDTH, attention_fn=fn)
     variables = layer.init(jax.random.key(0), X, X, mask=MASK)
     assert ("attention_fn" in variables["params"]) == has_params
-    apply = conformance.compiled(lambda x: layer.apply(variables, x, x, mask=MASK))
+    apply = jax.jit(lambda x: layer.apply(variables, x, x, mask=MASK))
     out = apply(X)
     changed = np.array(X)
     changed[1, 11:] += 5.0
@@ -131,7 +131,7 @@ def test_dropout_through_flax(row, library):
         fn = xformer.nn.linen.AttentionFn(op=row.op)
         linen = nn.MultiHeadDotProductAttention(num_heads=HEADS, dropout_rate=0.5, attention_fn=fn)
         variables = linen.init(jax.random.key(0), X, X, deterministic=True)
-        apply = conformance.compiled(linen.apply, static_argnames="deterministic")
+        apply = jax.jit(linen.apply, static_argnames="deterministic")
         call = lambda deterministic, seed: apply(
             variables, X, X, deterministic=deterministic, rngs={"dropout": jax.random.key(seed)}
         )

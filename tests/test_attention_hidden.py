@@ -35,7 +35,7 @@ def test_what_is_hidden_moves_no_output_and_no_gradient(name, implementation):
     if name == "causal":  # later keys are hidden from earlier rows; earlier keys hear later rows' gradients
         arrays[3] = arrays[3].at[:, SEEN:].set(0)
 
-    @conformance.compiled
+    @jax.jit
     def attend_and_pull(q, k, v, cotangent):
         out, pull = jax.vjp(lambda q, k, v: op(q, k, v, **options), q, k, v)
         return out, pull(cotangent)
@@ -69,7 +69,7 @@ def test_nan_behind_a_padding_mask(row):
     call = as_jax(inputs(q_len=40))
     params, mask = parameters(row.op, call), padding([31, 13], 40)
     run = lambda *qkv: conformance.attend(row.op, params, dict(zip(call, qkv, strict=True)) | {"mask": mask})
-    attend_and_pull = conformance.compiled(lambda qkv, d_out: (run(*qkv), jax.vjp(run, *qkv)[1](d_out)))
+    attend_and_pull = jax.jit(lambda qkv, d_out: (run(*qkv), jax.vjp(run, *qkv)[1](d_out)))
     cotangent = jnp.asarray(conformance.random_cotangent(call))
     out, gradients = attend_and_pull(tuple(call.values()), cotangent)
     hidden = ~mask[:, 0, 0, :, None, None]

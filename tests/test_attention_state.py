@@ -106,7 +106,7 @@ def test_what_is_hidden_moves_no_output_and_no_gradient(name, hiding, implementa
     arrays = [jnp.asarray(x) for x in inputs(q_len=length, batch=1, heads=2, kv_heads=2).values()]
     arrays.append(jnp.asarray(np.random.default_rng(9).normal(size=arrays[0].shape).astype(np.float32)))
 
-    @conformance.compiled
+    @jax.jit
     def attend_and_pull(q, k, v, cotangent):
         out, pull = jax.vjp(lambda q, k, v: op(q, k, v, **options), q, k, v)
         return out, pull(cotangent)

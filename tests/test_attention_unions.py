@@ -4,11 +4,12 @@ import dataclasses
 import functools
 
 import conformance
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from conformance import BOTH, as_jax, close, compiled, forward, inputs, padding, parameters, refuses, sampled
+from conformance import BOTH, as_jax, close, forward, inputs, padding, parameters, refuses, sampled
 from test_attention_plans import pairs_of
 
 from xformer import cost
@@ -134,7 +135,7 @@ def test_global_tokens_of_each_example(most, causal, implementation):
 def test_any_number_of_global_tokens():
     """One compiled program for calls with few and with many: it is decided when it runs."""
     op, call = Longformer(4, 2, max_global_tokens=4), inputs()
-    run = compiled(lambda call: op(**call))
+    run = jax.jit(lambda call: op(**call))
     for share in (0.0, 0.05, 0.5, 1.0):
         tokens = np.random.default_rng(3).random((2, 45)) < share
         close(run(call | {"global_tokens": tokens}), conformance.expected(row_with(op, tokens), {}, call))

@@ -7,7 +7,7 @@ import os
 
 # Tests compile much and compute little: without LLVM's optimizations, with one LLVM module for each program, and with
 # XLA's older and shorter code for fusions, they take a fraction of the time. jaxlib 0.11 lacks the last, and stops
-# at a flag that it does not know. A quarter of `make test-full` sets a level itself, and so runs what users run.
+# at a flag that it does not know. An eighth of `make test-full` sets a level itself, and so runs what users run.
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_parallel_codegen_split_count=1"

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,19 @@ MANIFEST = "manifest.json"
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for the tracebacks that orbax logs of its threads: what they raise is raised by `save` too, and said once.
+    """False for tracebacks that are logged of orbax's threads: `save` raises what they raise, and that is said once.
 
     Some come after `save` has returned, so that this has to be a filter for good.
     """
-    return not (record.exc_info and "orbax" in record.pathname)
+    if not record.exc_info:
+        return True
+    files = [record.pathname, *(frame.filename for frame in traceback.extract_tb(record.exc_info[2]))]
+    return not any("orbax" in Path(file).parts for file in files)
 
 
-logging.getLogger("absl").addFilter(_is_news)
+# Orbax logs to the first; the second says which futures were never asked for their exception.
+for _name in ("absl", "asyncio"):
+    logging.getLogger(_name).addFilter(_is_news)
 
 
 class Checkpoints:
