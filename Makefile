@@ -6,10 +6,11 @@ DEMO_DIR ?= runs/demo
 WORKERS ?= 2
 IMDB_DIR ?= runs/compare_imdb
 LRA_DIR ?= runs
+STUDY_DIR ?= runs/study
 BENCH_ATTENTION ?= full,causal,window,bigbird,linformer,shaw,music
 BENCH_LENGTHS ?= 512,1024,2048,4096,8192,16384,65536
 
-.PHONY: demo test test-full lint docs wheel compare-imdb linux-docs lra lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers oracles clean
+.PHONY: demo test test-full lint docs wheel compare-imdb linux-docs study lra lra-listops lra-text lra-retrieval lra-image lra-pathfinder lra-pathx bench-peers oracles clean
 
 demo: .venv/demo.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_demo.py --workdir=$(DEMO_DIR)
@@ -43,6 +44,12 @@ compare-imdb: .venv/imdb.stamp
 linux-docs: .venv/imdb.stamp
 	for way in scratch pretrained; do \
 	  $(BIN)/python -m experiments.compare --config=configs/compare_linux_docs.py:$$way --workdir=$(LRA_DIR)/linux_docs_$$way || exit $$?; \
+	done
+
+# Quality at equal training FLOPs, variant by position, each tuned: probes and texts, part after part.
+study: .venv/imdb.stamp
+	for part in needle order recall reviews documents documents_pretrained; do \
+	  $(BIN)/python -m experiments.compare --config=configs/study.py:$$part --workdir=$(STUDY_DIR)/$$part || exit $$?; \
 	done
 
 # The Long Range Arena at its published sizes, or a column of it, lra-listops for instance; for an accelerator.

@@ -53,6 +53,7 @@ COMPARISONS = (
     "compare_translation",
     "compare_treebank",
     "scaling",
+    "study",
 )
 
 
@@ -119,7 +120,8 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
         comparisons.load_comparison(f"{CONFIGS}/compare_lra.py", ["train.num_steps=10"])
 
 
-# Others compare positions (test_tasks_chorales.py, test_tasks_treebank.py), models, or sizes (test_scaling.py).
+# Others compare positions (test_tasks_chorales.py, test_tasks_treebank.py), models, or sizes (test_scaling.py), or
+# attention with positions (test_config_study.py).
 ELSEWHERE = (
     "compare_chorales",
     "compare_images",
@@ -127,6 +129,7 @@ ELSEWHERE = (
     "compare_translation",
     "compare_treebank",
     "scaling",
+    "study",
 )
 OF_ATTENTION = [name for name in COMPARISONS if name not in ELSEWHERE]
 

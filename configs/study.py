@@ -1,0 +1,95 @@
+"""The study: quality at equal training FLOPs, attention variant by position, each variant tuned.
+
+  make study                                      all parts, one after the other, into runs/study/PART
+  python -m experiments.compare --config=configs/study.py:needle --workdir=runs/study/needle
+
+The argument is a part. Probes: needle (127 symbols), order (31) and recall (64, causal but for Linformer); six
+variants with each position that they take, five seeds. Texts: reviews (films, 512 subwords), documents (the Linux
+kernel's, 1,024 subwords) and documents_pretrained, where every run starts from a masked language model of its own; four
+variants, three seeds. Within a part each run takes the steps that the same training FLOPs pay for (pretraining, as many
+steps for all, is counted beside them). Of three learning rates each variant has the one that is best on validation,
+with a seed of its own. All variants of a part have the same depth, width, data and batch size. Without a position term
+the model learns absolute positions; Shaw's and rotary positions stand alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from xformer import presets
+
+POSITIONS = {
+    "full": ("none", "shaw", "rotary"),
+    "window": ("none", "shaw", "rotary"),
+    "bigbird": ("none", "shaw", "rotary"),
+    "longformer": ("none", "shaw", "rotary"),
+    "linformer": ("none",),
+    "linear": ("none", "rotary"),
+}  # by probe variant, as far as it takes them
+PROBES = {"needle": 127, "order": 31, "recall": 64}  # and their lengths in symbols
+TEXTS = ("reviews", "documents", "documents_pretrained")
+TEXT_VARIANTS = ("full", "window", "linformer", "bigbird")
+TRAIN_FLOPS = {"needle": 4e11, "order": 1e11, "recall": 8e11, "reviews": 5e12, "documents": 8e12}
+LEARNING_RATES = {"needle": (2e-3, 4e-3, 8e-3), "order": (2e-3, 4e-3, 8e-3), "recall": (1e-3, 2e-3, 4e-3),
+                  "reviews": (1e-3, 2e-3, 4e-3), "documents": (2e-3, 4e-3, 8e-3)}  # fmt: skip
+
+
+def get_config(arg: str = "needle") -> ConfigDict:
+    """One part of the study."""
+    make = presets.choice(arg, dict.fromkeys(PROBES, probe) | dict.fromkeys(TEXTS, texts))
+    comparison: ConfigDict = make(arg)
+    sizes = arg.removesuffix("_pretrained")
+    comparison.budget = ConfigDict({"train_flops": TRAIN_FLOPS[sizes]})
+    comparison.tune = ConfigDict({"optimizer": {"learning_rate": LEARNING_RATES[sizes]}})
+    return comparison
+
+
+def probe(name: str) -> ConfigDict:
+    """A probe, six variants with each position that they take, five seeds; recall is causal where a variant can be."""
+    base = presets.sibling(__file__, name).get_config()
+    if name == "recall":
+        base.task.preset = "recall_64_small"
+        base.model.update(width=128, mlp_dim=0)
+        base.optimizer.clip_norm = None
+        base.train.update(num_steps=400, batch_size=32)
+    else:
+        base.task = {"name": name, "max_len": PROBES[name], "num_validation": 500, "num_test": 1_000}
+        base.train.update(num_steps=150, eval_batch_size=250)
+    base.train.update(eval_every=base.train.num_steps // 3, checkpoint_every=base.train.num_steps)
+    comparison = presets.comparison(f"study_{name}", base, {}, seeds=range(5), report={"measure_up_to": 0})
+    for op, positions in POSITIONS.items():
+        for position in positions:
+            changes: dict[str, Any] = {"attention": attention(name, op if position == "none" else f"{op}+{position}")}
+            if position != "none":
+                changes["model"] = {"position_embedding": "none"}
+            comparison.variants[op if position == "none" else f"{op}+{position}"] = ConfigDict(changes)
+    return comparison
+
+
+def attention(probe: str, variant: str) -> dict[str, Any]:
+    """The attention section of a variant on a probe: patterns reach a few symbols to each side."""
+    if probe == "recall":
+        return presets.sibling(__file__, "recall").attention(variant)
+    reach = PROBES[probe] // 8
+    return presets.attention(
+        variant,
+        window={"left": reach, "right": reach},
+        longformer={"window": 2 * reach},
+        bigbird={"block_size": max(reach // 2, 2), "num_random_blocks": 1},
+        linformer={"rank": PROBES[probe] // 4 + 1, "projection": "conv"},
+        shaw={"max_distance": 4},
+    )
+
+
+def texts(name: str) -> ConfigDict:
+    """Film reviews or kernel documents, four variants, three seeds."""
+    experiment = presets.sibling(__file__, "imdb" if name == "reviews" else "linux_docs")
+    base = experiment.get_config()
+    base.train.update(num_steps=600, eval_every=100, checkpoint_every=100)
+    attentions = {variant: experiment.attention(variant) for variant in TEXT_VARIANTS}
+    comparison = presets.comparison(f"study_{name}", base, attentions, seeds=range(3), report={"measure_up_to": 0})
+    if name == "documents_pretrained":
+        comparison.pretrain = ConfigDict({"num_steps": 200, "warmup_steps": 50, "dropout_rate": 0.1})
+    return comparison
