@@ -137,7 +137,10 @@ def test_a_variable_forces_and_forbids(monkeypatch):
         monkeypatch.setenv(choice.VARIABLE, text)
         assert chosen(Full(), device) == runs, text
     assert chosen(Full(implementation="xla"), H100) == "xla"  # what is named is taken
-    for text, words in (("cudn", ["cudnn", "did you mean"]), ("-xla", ["-pallas"]), ("xla,pallas", ["one name"])):
+    for text, words in (
+        ("cudn", ["cudnn", "did you mean"]), ("-xla", ["-pallas"]), ("xla,pallas", ["one name"]),
+        ("pallas,-pallas", ["forces and forbids pallas"]),
+    ):  # fmt: skip
         monkeypatch.setenv(choice.VARIABLE, text)
         with refuses(ValueError, choice.VARIABLE, *words):
             Full()(*[jnp.ones((1, 4, 1, 8))] * 3)
@@ -214,6 +217,14 @@ def test_what_the_environment_asks_for_in_vain_is_said_on_a_cpu_too(monkeypatch,
     monkeypatch.setenv(choice.VARIABLE, "pallas")
     chosen(Full(), CPU)
     assert "pallas, which XFORMER_IMPLEMENTATION asks for, cannot do the call: there is none for cpu" in caplog.text
+    assert "check-device" not in caplog.text
+
+
+def test_what_a_device_cannot_run_is_not_forced_on_it(monkeypatch, caplog):
+    """JAX has no cuDNN attention before compute capability 8.0."""
+    monkeypatch.setenv(choice.VARIABLE, "cudnn")
+    assert chosen(Full(), V100) == "xla"
+    assert "cuDNN's flash attention needs compute capability 8.0" in caplog.text
 
 
 # Tables in files.
@@ -314,6 +325,9 @@ def test_one_line_says_what_runs_and_how_to_check(caplog):
             chosen(Full(), H100)
         assert [one.levelno for one in caplog.records] == [logging.INFO]
         assert "check-device" not in caplog.text
+        caplog.clear()
+        chosen(Full(), MI300)  # there is nothing that could be checked
+        assert MI300.kind in caplog.text and "check-device" not in caplog.text
 
 
 def test_shipped_tables_are_tables():

@@ -46,7 +46,7 @@ def rule(text: str | None = None) -> Rule:
     """The rule in `$XFORMER_IMPLEMENTATION`: a name forces, `-name` forbids; several with commas between them.
 
     Raises:
-      ValueError: an unknown name, or two that are forced.
+      ValueError: an unknown name, two that are forced, or one that is forced and forbidden.
     """
     return _parse(os.environ.get(VARIABLE, "") if text is None else text)
 
@@ -62,7 +62,10 @@ def _parse(text: str) -> Rule:
     forced = [word for word in words if not word.startswith("-")]
     if len(forced) > 1:
         raise ValueError(f"{VARIABLE}: got {text!r}, takes one name to force; -name forbids")
-    return Rule(forced[0] if forced else None, frozenset(word[1:] for word in words if word.startswith("-")))
+    forbidden = frozenset(word[1:] for word in words if word.startswith("-"))
+    if forced and forced[0] in forbidden:
+        raise ValueError(f"{VARIABLE}: got {text!r}, which forces and forbids {forced[0]}; takes one of the two")
+    return Rule(forced[0] if forced else None, forbidden)
 
 
 def unusable(device: Device) -> dict[str, str]:
@@ -114,8 +117,10 @@ def automatic(
     if rule.forced == "xla":
         return Choice("xla", f"{VARIABLE} says so")
     if rule.forced is not None:
-        failed = [allowed[rule.forced]] if table is not None and rule.forced in table.failed else []
-        why = list(refusals.get(rule.forced, ())) + failed
+        out = unusable(device).get(rule.forced) or ""  # forcing skips the check, not what the device can't do
+        if table is not None and rule.forced in table.failed:
+            out = allowed[rule.forced]
+        why = list(refusals.get(rule.forced, ())) + ([out] if out else [])
         if rule.forced not in allowed:
             why = [f"there is none for {device.kind}"]
         if not why:
@@ -179,6 +184,7 @@ def announce(device: Device, choice: Choice, checked: bool) -> None:
     On a CPU only where the environment asks for something.
     """
     if device.platform != "cpu" or VARIABLE in choice.reason:
-        hint = "" if checked or CHECK in choice.reason else f"; {CHECK} checks and times the kernels of this device"
+        nothing = checked or CHECK in choice.reason or not any(why == "" for why in unusable(device).values())
+        hint = "" if nothing else f"; {CHECK} checks and times the kernels of this device"
         level = logging.INFO if checked else logging.WARNING
         logger.log(level, "attention on %s runs %s: %s%s", device.kind, choice.name, choice.reason, hint)
