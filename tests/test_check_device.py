@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import types
 
 import jax
 import pytest
@@ -11,6 +12,7 @@ from xformer.attention import Full, Linear, Window
 from xformer.attention.kernels import Device, aimed_at, choice, launch, pallas, splash, state_kernels, tables
 from xformer.attention.kernels.tables import Table, Timing
 from xformer.bench import device_check, device_times, timing
+from xformer.bench.contender import Contender, Ready
 from xformer.bench.device_check import Case
 from xformer.commands import check_device, cli
 
@@ -237,6 +239,27 @@ def test_a_budget_that_is_over_leaves_out_cases():
     lines = []
     assert device_times.measure(["pallas"], 1e-9, lines.append) == ()
     assert f"{len(list(device_times.places()))} of {len(list(device_times.places()))} cases" in lines[-1]
+
+
+@pytest.mark.parametrize(("seconds", "timed"), [(7, set()), (11, set()), (13, {"xla", "cudnn", "pallas"})])
+def test_a_case_in_which_a_kernel_had_no_turn_is_left_out(seconds, timed, monkeypatch):
+    """Calls would get XLA's as the fastest of one. Each candidate takes four seconds here; tiles come last."""
+    now = [0.0]
+
+    def contender(place, name, tiles):
+        def prepare(case):
+            now[0] += 4
+            return Ready(timing.Call(lambda: None), 1.0)
+
+        return Contender(device_times.label(name, tiles), prepare)
+
+    monkeypatch.setattr(device_times, "contender", contender)
+    monkeypatch.setattr(device_times, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(timing, "in_turn", lambda calls, rounds: {name: [1.0] for name in calls})
+    lines, places = [], [device_times.Place("full", "bfloat16", 1024, 64)] * 2
+    found = device_times.measure(["cudnn", "pallas"], seconds, lines.append, todo=places)
+    assert [{*one.seconds} for one in found] == ([timed] if timed else [])
+    assert ("no time is left for" in "".join(lines)) == (not timed) and "1 of 2 cases" in lines[-1]
 
 
 def test_measured_tiles_suit_blocks_and_lengths():

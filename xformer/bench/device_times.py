@@ -23,6 +23,7 @@ OPS: dict[str, Callable[[int], Attention]] = {
 }
 LENGTHS, HEAD_DIMS, HEADS, TOKENS = (4096, 1024, 16384), (64, 128), 8, 16384
 ROUNDS = timing.Rounds(least=3, most=9, seconds=3.0, turn_seconds=0.02)
+NO_TIME = "no time is left"
 # Implementations as a table of times names them, with their tiles where they have some.
 Candidate = tuple[str, tuple[int, int] | None]
 
@@ -83,7 +84,8 @@ def measure(
 
     Args:
       passed: kernels that passed the check; others are not timed.
-      seconds: after which no place, and no candidate of a place, is begun.
+      seconds: after which no place, and no candidate of a place, is begun. A place in which an implementation had no
+        turn is left out.
       say: gets progress, a line each.
       done: gets all timings after each place.
       todo: the places; all of them by default.
@@ -109,17 +111,23 @@ def _measure(
     batch = max(TOKENS // place.length, 1)
     shape = Shape(batch, place.length, place.length, HEADS, place.head_dim)
     case = Case(op, shape, place.dtype, backward=True)
+    which = f"{place.pattern}, {place.dtype}, {place.length:,} x {place.head_dim}"
     named = {label(*one): one for one in candidates(passed, place.pattern)}
 
     def in_time(name: str, ready: Ready) -> None:
         if left() <= 0:
-            raise NotImplementedError("no time is left")
+            raise NotImplementedError(NO_TIME)
 
     found = [contender(place, *one) for one in named.values()]
     ready, skipped = benchmark.prepare(_while(found, left), case, in_time)
     for name, reason in skipped.items():
-        say(f"  {place.pattern}, {place.dtype}, {place.length:,} x {place.head_dim}, {name}: left out, {reason}")
+        say(f"  {which}, {name}: left out, {reason}")
     if not ready:
+        return None
+    # Calls get the fastest of a case: one that had no turn would lose to what is slower.
+    turned = {named[name][0] for name in (*ready, *skipped) if skipped.get(name) != NO_TIME}
+    if missing := {name for name, _ in named.values()} - turned:
+        say(f"  {which}: left out, {NO_TIME} for {', '.join(sorted(missing))}")
         return None
     calls = {name: one.call for name, one in ready.items()}
     medians = {name: timing.quartiles(x)[1] for name, x in timing.in_turn(calls, ROUNDS).items()}
@@ -132,12 +140,12 @@ def _measure(
             if sizes is not None:
                 tiles[implementation] = sizes
     times = ", ".join(f"{label(name, tiles.get(name))} {1e3 * x:,.3g} ms" for name, x in best.items())
-    say(f"  {place.pattern}, {place.dtype}, {place.length:,} x {place.head_dim}: {times}")
+    say(f"  {which}: {times}")
     return Timing(**dataclasses.asdict(place), seconds=best, tiles=tiles)
 
 
 def _while(found: Sequence[Contender], left: Callable[[], float]) -> Iterator[Contender]:
-    """The contenders for which there is time; the first always."""
+    """The contenders for which there is time; the first always. Tiles come last, so that they are what is left out."""
     for number, one in enumerate(found):
         if number and left() <= 0:
             return
