@@ -9,7 +9,17 @@ import jax
 import pytest
 
 from xformer.attention import Full, Linear, Window
-from xformer.attention.kernels import Device, aimed_at, choice, launch, pallas, splash, state_kernels, tables
+from xformer.attention.kernels import (
+    Device,
+    aimed_at,
+    choice,
+    interpreted,
+    launch,
+    pallas,
+    splash,
+    state_kernels,
+    tables,
+)
 from xformer.attention.kernels.tables import Table, Timing
 from xformer.bench import device_check, device_times, timing
 from xformer.bench.contender import Contender, Ready
@@ -273,6 +283,27 @@ def test_measured_tiles_suit_blocks_and_lengths():
         assert splash.blocks(blocks, 4096, 4096, 64) == (1024, 512)
         assert splash.blocks(blocks, 200, 4096, 64) == (256, 512)
     assert splash.blocks(blocks, 200, 4096, 64) == (128, 512)
+
+
+def test_tiles_measured_for_less_are_not_taken_for_more():
+    """Wider heads, or float32, need more memory on the chip: the check passed with tiles of the kernel's own choice."""
+    timings = tuple(
+        Timing("full", dtype, 4096, head_dim, {}, {"pallas": tiles, "splash": tiles})
+        for dtype, head_dim, tiles in (("bfloat16", 64, (128, 128)), ("float32", 64, (64, 32)))
+    )
+    full = Full()._pattern(4096, 1)
+    with aimed_at(CARD), tables.using(Table(CARD.key, timings=timings)):
+        of = lambda head_dim, dtype: pallas.tile_sizes(full, 4096, 4096, head_dim, dtype)
+        for dtype, tiles in (("bfloat16", (128, 128)), ("float16", (128, 128)), ("float32", (64, 32))):
+            assert of(64, dtype) == of(40, dtype) == tiles
+            with tables.using(Table({})):
+                own = of(80, dtype)
+            assert of(80, dtype) == own == (64, 64)
+        assert splash.blocks(full, 4096, 4096, 128, "float32") == (512, 512)
+        spec = [jax.ShapeDtypeStruct((1, 256, 1, 64), jax.numpy.float32)] * 3
+        with interpreted():
+            text = str(jax.make_jaxpr(Full(implementation="pallas"))(*spec))
+        assert "4,1,1" in text or "grid=(4, 1, 1)" in text  # query tiles of 64
 
 
 def test_the_whole_command_as_on_a_card(quick, monkeypatch, capsys, own_folder):

@@ -126,8 +126,7 @@ def automatic(
         if not why:
             return Choice(rule.forced, f"{VARIABLE} says so")
         return Choice("xla", f"{rule.forced}, which {VARIABLE} asks for, cannot do the call: {'; '.join(why)}")
-    half = dtype in ("bfloat16", "float16")
-    timing = None if table is None else table.nearest(pattern, "bfloat16" if half else dtype, length, head_dim)
+    timing = None if table is None else table.nearest(pattern, dtype, length, head_dim)
     if timing is not None and timing.seconds:
         timed = sorted((seconds, name) for name, seconds in timing.seconds.items() if name in (*able, "xla"))
         if timed:
@@ -170,8 +169,7 @@ def automatic_state(
     if forced is not None:
         return Choice("pallas", f"{VARIABLE} says so")
     assert table is not None
-    half = dtype in ("bfloat16", "float16")
-    timing = table.nearest("state", "bfloat16" if half else "float32", length, head_dim)
+    timing = table.nearest("state", dtype, length, head_dim)
     if timing is not None and timing.seconds.get("xla", math.inf) < timing.seconds.get(STATE, math.inf):
         return Choice("xla", f"the fastest for linear attention, {timing.length:,} tokens, in {table.source}")
     return Choice("pallas", "checked on this device")

@@ -93,7 +93,7 @@ def traced_flops(name: str, params: Mapping[str, Any], query: tuple[int, ...], k
     return batch * heads * flops(pattern, q_len, key[1], head_dim) * products // 2
 
 
-def plan(pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int) -> None:
+def plan(pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int, dtype: str) -> None:
     """cuDNN has none."""
 
 

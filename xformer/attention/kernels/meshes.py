@@ -144,7 +144,8 @@ def attend(
         q_len, offset = q_len // layout.shards, layout.halo[0]
         kv_len = q_len + sum(layout.halo)
     num_heads = inputs.query.shape[2] * inputs.query.shape[3]
-    tiles = kernel.plan(pattern, q_len, kv_len, offset, num_heads, inputs.query.shape[-1])
+    head_dim, dtype = inputs.query.shape[-1], str(inputs.key.dtype)
+    tiles = kernel.plan(pattern, q_len, kv_len, offset, num_heads, head_dim, dtype)
     controls = controls._replace(offset=0)
     return _attend(inputs, controls, tiles, kernel, layout, settings, pattern, offset)[:, :length]
 

@@ -66,13 +66,13 @@ def padded_depth(head_dim: int) -> int:
     return max(1 << (head_dim - 1).bit_length(), 16)
 
 
-def tile_sizes(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> tuple[int, int]:
+def tile_sizes(pattern: Pattern, q_len: int, kv_len: int, head_dim: int, dtype: str | None = None) -> tuple[int, int]:
     """Query and key tile, in tokens: as large as shared memory suits, dividing the pattern's blocks if they let it.
 
-    Those that were fastest on this device, where that was measured.
+    Those that were fastest on this device, where that was measured, in this dtype (None: in any).
     """
     most = 128 if padded_depth(head_dim) <= 64 else 64 if padded_depth(head_dim) <= 128 else 32
-    sizes = tables.tiles("pallas", pattern, kv_len, head_dim) or (most, min(most, 64))
+    sizes = tables.tiles("pallas", pattern, kv_len, head_dim, dtype) or (most, min(most, 64))
     block = unit(pattern)
     if block is not None and block % 16 == 0:
         sizes = min(sizes[0], block & -block), min(sizes[1], block & -block)
@@ -82,9 +82,11 @@ def tile_sizes(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> tupl
 TILES = ((128, 64), (64, 64), (128, 128), (64, 32), (128, 32), (32, 32))  # that the check of a device times
 
 
-def plan(pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int) -> TileLists:
+def plan(
+    pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int, dtype: str
+) -> TileLists:
     """The lists of tiles of a call, those of heads that differ by head."""
-    q_block, kv_block = tile_sizes(pattern, q_len, kv_len, head_dim)
+    q_block, kv_block = tile_sizes(pattern, q_len, kv_len, head_dim, dtype)
     return make_tile_lists(pattern, q_len, kv_len, q_block, kv_block, offset)
 
 
@@ -113,7 +115,8 @@ def attend(
     kv_len, offset = inputs.key.shape[1], controls.offset
     assert isinstance(offset, int)
     if lists is None:
-        lists = plan(pattern, q_len, kv_len, offset, inputs.query.shape[2] * inputs.query.shape[3], head_dim)
+        num_heads, dtype = inputs.query.shape[2] * inputs.query.shape[3], str(inputs.key.dtype)
+        lists = plan(pattern, q_len, kv_len, offset, num_heads, head_dim, dtype)
     q_pad, kv_pad = round_up(q_len, lists.q_block) - q_len, round_up(kv_len, lists.kv_block) - kv_len
     depth_pad = padded_depth(head_dim) - head_dim
     query, key, value = (

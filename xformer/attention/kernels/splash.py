@@ -50,17 +50,17 @@ def refusals(inputs: Inputs, controls: Controls, settings: Settings, pattern: Pa
     if inputs.query.shape[-1] % 64:
         reasons.append(f"head_dim must be a multiple of 64, got {inputs.query.shape[-1]}")
     (q_len, head_dim), kv_len = inputs.query.shape[1::3], inputs.key.shape[1]
-    q_block, kv_block = blocks(pattern, q_len, kv_len, head_dim)
+    q_block, kv_block = blocks(pattern, q_len, kv_len, head_dim, str(inputs.key.dtype))
     heads = len(pattern.allows(np.zeros(1, np.int64), np.zeros(1, np.int64)))
     if (entries := heads * ceil_div(q_len, q_block) * ceil_div(kv_len, kv_block)) > MAX_ENTRIES:
         reasons.append(f"its lists of blocks would have {entries:,} entries, above {MAX_ENTRIES:,}")
     return reasons + common_refusals(inputs, controls, settings, slopes=False, softcap=True)
 
 
-def blocks(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> tuple[int, int]:
-    """Query and key block, in tokens; those that were fastest on this device, where that was measured."""
+def blocks(pattern: Pattern, q_len: int, kv_len: int, head_dim: int, dtype: str | None = None) -> tuple[int, int]:
+    """Query and key block, in tokens; those that were fastest on this device, where that was measured in the dtype."""
     default = tuple(512 if length >= 4096 else LANES for length in (q_len, kv_len))
-    size = tables.tiles("splash", pattern, kv_len, head_dim) or default
+    size = tables.tiles("splash", pattern, kv_len, head_dim, dtype) or default
     own = unit(pattern)
     if own is not None:  # larger ones would hold parts of most of the pattern's own blocks
         most = max(own & -own, LANES)
@@ -80,9 +80,9 @@ def flops(pattern: Pattern, q_len: int, kv_len: int, head_dim: int) -> int:
     return 4 * num_tiles(pattern, q_len, kv_len, q_block, kv_block) * q_block * kv_block * head_dim
 
 
-def plan(pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int) -> Kernel:
+def plan(pattern: Pattern, q_len: int, kv_len: int, offset: int, num_heads: int, head_dim: int, dtype: str) -> Kernel:
     """The kernel of a pattern, whose blocks are listed by head."""
-    sizes = blocks(pattern, q_len, kv_len, head_dim)
+    sizes = blocks(pattern, q_len, kv_len, head_dim, dtype)
     return _kernel(pattern, q_len, kv_len, *sizes, offset, num_heads)
 
 
@@ -106,7 +106,7 @@ def attend(
     query, key, value = merge_heads(inputs, controls.mask)
     batch, _, heads, head_dim = query.shape
     if kernel is None:
-        kernel = plan(pattern, q_len, kv_len, offset, heads, head_dim)
+        kernel = plan(pattern, q_len, kv_len, offset, heads, head_dim, str(key.dtype))
     q_block, kv_block = dict(kernel.options)["block_sizes"].block_q, dict(kernel.options)["block_sizes"].block_kv
     pads = round_up(q_len, q_block) - q_len, round_up(kv_len, kv_block) - kv_len
     by_head = lambda x, pad: jnp.moveaxis(jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))), 2, 1)

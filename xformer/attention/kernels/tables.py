@@ -75,11 +75,22 @@ class Table:
     source: str = "this process"
 
     def nearest(
-        self, pattern: Pattern | Literal["state"], dtype: str | None, length: int, head_dim: int
+        self,
+        pattern: Pattern | Literal["state"],
+        dtype: str | None,
+        length: int,
+        head_dim: int,
+        *,
+        as_wide: bool = False,
     ) -> Timing | None:
-        """The case most like a call, of its kind of pattern and (None: any) dtype; lengths count by their ratio."""
+        """The case most like a call, of its kind of pattern and (None: any) dtype; lengths count by their ratio.
+
+        float16 counts as bfloat16. With `as_wide` only cases whose heads are as wide as the call's, or wider.
+        """
         kind = pattern if isinstance(pattern, str) else pattern_kind(pattern)
+        dtype = "bfloat16" if dtype == "float16" else dtype
         alike = [x for x in self.timings if x.pattern == kind and dtype in (None, x.dtype)]
+        alike = [x for x in alike if x.head_dim >= head_dim or not as_wide]
         far = lambda x: (abs(math.log2(x.head_dim / head_dim)), abs(math.log2(x.length / length)))
         return min(alike, key=far, default=None)
 
@@ -183,10 +194,15 @@ def current() -> Table | None:
     return find(present(), own_folder(), shipped_folder()) if table is None else table
 
 
-def tiles(implementation: str, pattern: Pattern, length: int, head_dim: int) -> tuple[int, int] | None:
-    """The query and key tile that were fastest for such a call; None where none was measured."""
+def tiles(
+    implementation: str, pattern: Pattern, length: int, head_dim: int, dtype: str | None = None
+) -> tuple[int, int] | None:
+    """The query and key tile that were fastest for such a call; None where none was measured.
+
+    Not those of narrower heads or of another dtype: a tile of what is larger may not fit where that one did.
+    """
     table = current()
-    timing = None if table is None else table.nearest(pattern, None, length, head_dim)
+    timing = None if table is None else table.nearest(pattern, dtype, length, head_dim, as_wide=True)
     return None if timing is None else timing.tiles.get(implementation)
 
 
