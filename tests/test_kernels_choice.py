@@ -330,6 +330,18 @@ def test_one_line_says_what_runs_and_how_to_check(caplog):
         assert MI300.kind in caplog.text and "check-device" not in caplog.text
 
 
+def test_commands_show_the_line_on_a_checked_device_too():
+    """There it is no warning, and a log of warnings would not have it."""
+    code = """
+from xformer.attention.device import Device
+from xformer.attention.kernels import choice
+from xformer.commands import cli
+cli.main(lambda argv: choice.announce(Device("gpu", "a card"), choice.Choice("cudnn", "the fastest"), True))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1:] == ["INFO: attention on a card runs cudnn: the fastest"]
+
+
 def test_shipped_tables_are_tables():
     """Each of them is whole, and bears the name under which it is looked for."""
     folder = Path(__file__).parent.parent / "benchmarks" / "results" / "devices"

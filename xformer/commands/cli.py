@@ -115,6 +115,7 @@ class Parser(argparse.ArgumentParser):
 def main(command: Callable[[Sequence[str]], None]) -> NoReturn:
     """Runs a command on the process's arguments and exits with its code: 0, 1, 2 or 75."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", force=True)
+    logging.getLogger(hosts.CHOICES).setLevel(logging.INFO)
     # Before and after the trainer listens to signals itself, SIGTERM ends the program as Ctrl-C does.
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:

@@ -25,6 +25,7 @@ from jax._src import distributed  # the key-value store that JAX's processes sha
 from xformer.schema import ConfigError
 
 FLAGS = ("coordinator", "num_processes", "process_id")
+CHOICES = "xformer.attention.kernels.choice"  # the logger that says what runs; its lines are shown, warnings or not
 ALIVE = "xformer/alive"
 BEAT = 1.0  # seconds between two signs of life of a process
 LOST_AFTER = 30  # beats without a sign of life; JAX itself would wait for longer than this takes
@@ -65,7 +66,8 @@ def start(args: argparse.Namespace) -> None:
         sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
     if not is_main():
-        logging.getLogger().setLevel(logging.ERROR)
+        for name in (None, CHOICES):
+            logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _watch_others() -> None:
