@@ -180,6 +180,35 @@ def test_a_table_elsewhere_is_not_said_to_be_read(quick, monkeypatch, capsys, ow
     assert not own_folder.exists()
 
 
+def test_the_budget_is_for_the_checks_where_nothing_is_timed(quick, capsys, own_folder):
+    assert ran(["--interpret", "--seconds=1e-9"]) == 0
+    out, err = said(capsys)
+    assert out.count("not every check was run") == 3 and "2 of 2 checks left out, 1e-09 s are over" in err
+    (path,) = own_folder.glob("*.json")
+    assert not tables.parse(json.loads(path.read_text()), "here").passed
+
+
+def test_earlier_times_of_a_kernel_that_fails_now_are_not_said_to_be_chosen(quick, monkeypatch, capsys, own_folder):
+    """Times stay where no new ones were taken; the summary says what calls get with them."""
+    monkeypatch.setitem(QUICK, "pallas", QUICK["pallas"][:1])
+    monkeypatch.setitem(QUICK, tables.STATE, [])
+    own_folder.mkdir()
+    timings = tuple(
+        Timing("full", "bfloat16", length, 64, {"pallas": 1.0, "xla": other})
+        for length, other in ((512, 2.0), (64, 0.5))
+    )
+    path = own_folder / tables.file_name(CARD.key)
+    path.write_text(json.dumps(Table(CARD.key, frozenset({"pallas"}), timings=timings).as_json()))
+    monkeypatch.setattr(launch, "forward", shifted(launch.forward))
+    monkeypatch.setattr(choice, "unusable", lambda device: {"pallas": ""})
+    monkeypatch.setattr(device_times, "measure", lambda *rest: ())
+    with aimed_at(CARD):
+        assert ran([]) == 1
+    out, _ = said(capsys)
+    assert "full bfloat16 512 x 64: xla, the fastest of xla 2e+03 ms\n" in out and "pallas: FAILED" in out
+    assert len(tables.parse(json.loads(path.read_text()), "here").timings) == 2 and "most like a call" in out
+
+
 def test_flags_are_checked(capsys):
     for argv, words in (
         (["--seconds=0"], "--seconds: got '0', takes a positive number"),

@@ -25,7 +25,7 @@ NAMES = ("output", "gradient of query", "gradient of key", "gradient of value")
 # Of the largest entry. Products of float32 run in TF32 on GPUs and in passes of bfloat16 on TPUs.
 TOLERANCE = {"bfloat16": 3e-2, "float16": 1e-2}
 FLOAT32 = {"cpu": 1e-4, "gpu": 5e-3, "tpu": 3e-2}
-SECONDS = 900.0  # for the checks of one kernel; a case takes seconds on a device
+SECONDS = 900.0  # for the checks of all kernels; a case takes seconds on a device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from xformer.attention import Attention, BigBird, Full, Linear, Shape, Window
@@ -152,8 +152,12 @@ def _while(found: Sequence[Contender], left: Callable[[], float]) -> Iterator[Co
         yield one
 
 
-def rows(timings: Sequence[Timing]) -> list[dict[str, Any]]:
-    """The timings, each with the implementation that is chosen."""
-    return [
-        {**dataclasses.asdict(one), "chosen": min(one.seconds, key=lambda name: one.seconds[name])} for one in timings
-    ]
+def rows(timings: Sequence[Timing], failed: Container[str] = ()) -> list[dict[str, Any]]:
+    """The timings without those of kernels that failed the check, each with the implementation that is chosen."""
+    found = []
+    for one in timings:
+        seconds = {name: x for name, x in one.seconds.items() if name not in failed}
+        if seconds:
+            row = {**dataclasses.asdict(one), "seconds": seconds}
+            found.append({**row, "chosen": min(seconds, key=lambda name: seconds[name])})
+    return found

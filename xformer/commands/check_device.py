@@ -21,6 +21,7 @@ from xformer.commands import cli
 from xformer.schema import ConfigError
 from xformer.train import workdir as folders
 
+SECONDS = 600.0
 INTERPRETED = ("pallas", tables.STATE, "splash")
 
 
@@ -29,12 +30,17 @@ def command(argv: Sequence[str]) -> None:
     parser = cli.Parser(__doc__ or "")
     parser.add_argument("--interpret", action="store_true", help="tiny checks in Pallas's interpreter, on a CPU")
     parser.add_argument("--check_only", action="store_true", help="time nothing")
-    parser.add_argument("--seconds", default="600", help="for the times; the checks come before")
+    parser.add_argument(
+        "--seconds",
+        help=f"for the times, {SECONDS:g} by default, after the checks; for the checks where nothing is timed",
+    )
     parser.add_argument("--out", help="folder of the table (default: where implementation=None looks)")
     args, overrides = parser.parse(argv)
     if overrides:
         raise ConfigError(f"--config.{overrides[0]}: check-device takes no config")
-    seconds = _seconds(args.seconds)
+    seconds = SECONDS if args.seconds is None else _seconds(args.seconds)
+    timed = not (args.interpret or args.check_only)
+    for_checks = device_check.SECONDS if timed or args.seconds is None else seconds
     folder = tables.own_folder() if args.out is None else parser.folder("--out", args.out)
     device = present()
     unusable = {} if args.interpret else choice.unusable(device)
@@ -62,15 +68,16 @@ def command(argv: Sequence[str]) -> None:
         raise ConfigError(f"{named}: got {str(folder)!r}, takes a folder that can be made: {error.strerror}") from error
     cli.say(f"{device.kind}: checking {', '.join(kernels)} against the reference")
     try:
-        table = device_check.check_all(kernels, cli.say, tiny=args.interpret)
+        table = device_check.check_all(kernels, cli.say, tiny=args.interpret, seconds=for_checks)
         earlier = tables.read(path, device.key)
         table = dataclasses.replace(table, timings=earlier.timings if earlier else ())  # until there are new ones
         folders.write_json(path, table.as_json())
-        if device.platform != "cpu" and not args.check_only:
+        if timed:
             cli.say(f"{device.kind}: timing, up to {seconds:g} s")
             write = lambda timings: folders.write_json(path, dataclasses.replace(table, timings=timings).as_json())
             passed = [name for name in kernels if name in table.passed]
-            table = dataclasses.replace(table, timings=device_times.measure(passed, seconds, cli.say, write))
+            if timings := device_times.measure(passed, seconds, cli.say, write):
+                table = dataclasses.replace(table, timings=timings)
     except KeyboardInterrupt:
         raise cli.CommandFailed(f"interrupted; what was written until then, if anything, is in {path}") from None
     tables.find.cache_clear()
@@ -89,7 +96,7 @@ def report(device: Device, table: Table, kernels: Sequence[str], path: Path, *, 
     for name in kernels:
         state = "passed every check" if name in table.passed else table.failed.get(name, "not every check was run")
         lines.append(f"{name}: {'FAILED ' if name in table.failed else ''}{state}")
-    for row in device_times.rows(table.timings):
+    for row in device_times.rows(table.timings, table.failed):
         times = sorted(row["seconds"].items(), key=lambda item: item[1])
         spelt = ", ".join(f"{device_times.label(name, row['tiles'].get(name))} {1e3 * x:.3g} ms" for name, x in times)
         case = f"{row['pattern']} {row['dtype']} {row['length']} x {row['head_dim']}"
