@@ -18,13 +18,16 @@ import pytest
 from conformance import refuses
 from test_kernels_pallas import aimed_at_a_gpu
 
+import xformer
 from xformer import cost
 from xformer.attention import ALiBi, BigBird, Full, Longformer, Shape, Shaw, Window
 from xformer.attention import device as devices
 from xformer.attention.kernels import KERNELS as KERNEL_MODULES
 from xformer.attention.kernels import Device, aimed_at, choice, tables
 from xformer.attention.kernels.tables import Table, Timing
-from xformer.commands import run
+from xformer.commands import comparison_runs, run
+from xformer.commands.comparison_plan import Planned
+from xformer.config import load_experiment
 
 H100 = Device("gpu", "NVIDIA H100 80GB HBM3", "cuda 12090", (9, 0))
 V100 = Device("gpu", "Tesla V100", "cuda 12090", (7, 0))
@@ -201,6 +204,19 @@ def test_half_precision_is_recommended_where_a_device_is_made_for_it(monkeypatch
         with aimed_at(device):
             run.command(["--config=demo", f"--workdir={tmp_path}"])
         assert capsys.readouterr().err.count("train.dtype=bfloat16") == said
+
+
+def test_half_precision_is_recommended_from_python_and_once_in_a_comparison(monkeypatch, capsys, tmp_path):
+    trainer = lambda *_, **__: types.SimpleNamespace(fit=lambda: {"name": "a"})
+    monkeypatch.setattr("xformer.experiment.Experiment.trainer", trainer)
+    monkeypatch.setattr(comparison_runs, "attempt", lambda *_: comparison_runs.FINISHED)
+    planned = lambda name, config: Planned("", name, 0, config, tmp_path / name)
+    with aimed_at(H100):
+        xformer.fit("demo", tmp_path)
+        config = load_experiment("demo", []).config
+        comparison_runs.train([planned("full", config), planned("window", config)], None, {})
+    lines = [line for line in capsys.readouterr().err.splitlines() if "train.dtype=bfloat16" in line]
+    assert len(lines) == 2 and all(H100.kind in line for line in lines)
 
 
 def test_without_a_cudnn_that_works_the_engine_runs(monkeypatch):

@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer import attention, parts, pretrained, schema, sections, tasks
+from xformer.attention.device import present
 from xformer.models import MODELS, Encoder
 from xformer.schema import ConfigError
 from xformer.train import Engine, TrainConfig, Trainer, by_path, optimizers
@@ -253,6 +254,13 @@ def check_devices(experiment: Experiment) -> None:
     config = experiment.config
     layout = sections.construct("train", config.to_dict(), lambda: make_layout(experiment.train))
     check_cuts(experiment, layout.mesh.shape)
+
+
+def recommend_half(dtypes: Iterable[str], say: Callable[[str], None]) -> None:
+    """Recommends bfloat16, in one line, where a run (its `train.dtype`) is in float32 on a device made for half."""
+    device = present()
+    if device.made_for_half and "float32" in dtypes:
+        say(f"{device.kind} has units for half precision: train.dtype=bfloat16 uses them (parameters stay float32)")
 
 
 def check_cuts(experiment: Experiment, mesh: Mapping[str, int], where: str = "train.mesh.") -> None:

@@ -49,7 +49,9 @@ def fit(
     built = experiment.build(files.override(plain, as_overrides(overrides)))
     experiment.check_devices(built)
     folders.check(workdir, experiment.as_json(built.config), experiment.complete)  # refused before data is made
-    return built.trainer(workdir, data_dir, progress=_say).fit()
+    trainer = built.trainer(workdir, data_dir, progress=_say)
+    experiment.recommend_half([built.config.train.dtype], _say)
+    return trainer.fit()
 
 
 def as_overrides(overrides: Any) -> Mapping[str, Any] | list[str]:

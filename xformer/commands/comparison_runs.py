@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from xformer.commands import cli, hosts, inspect
 from xformer.commands.comparison_plan import Planned
-from xformer.experiment import Experiment, build
+from xformer.experiment import Experiment, build, recommend_half
 from xformer.pretraining import FOLDER
 from xformer.report import results, summary
 from xformer.schema import ConfigError
@@ -121,6 +121,7 @@ def train(
     done = sum(run.ended for run in runs)
     if done:
         cli.say(f"{done} of {len(runs)} {what(runs)} are finished already")
+    recommend_half([run.config.train.get("dtype", "float32") for run in todo], cli.say)
     for number, run in enumerate(todo):
         left = time_left(runs, todo[number:], seconds)
         cli.say(f"{run.role} {done + number + 1} of {len(runs)}: {run}" + (f", about {left} left" if left else ""))

@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from xformer.attention.device import present
 from xformer.commands import cli, hosts
 from xformer.config import load_experiment
 from xformer.config_help import experiment_help
-from xformer.experiment import as_json, complete
+from xformer.experiment import as_json, complete, recommend_half
 from xformer.schema import ConfigError
 from xformer.train import workdir as folders
 
@@ -70,7 +69,6 @@ def command(argv: Sequence[str]) -> None:
         if hosts.is_main():
             print(json.dumps(metrics))
         return
-    if experiment.config.train.dtype == "float32" and (device := present()).made_for_half:
-        cli.say(f"{device.kind} has units for half precision: --config.train.dtype=bfloat16 (parameters stay float32)")
+    recommend_half([experiment.config.train.dtype], cli.say)
     result = trainer.fit()
     cli.say(f"finished {result['name']}: test {json.dumps(result['test'])}, result in {workdir / 'result.json'}")
