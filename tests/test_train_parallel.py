@@ -1,6 +1,10 @@
 """The same numbers on any layout: devices, axes, jit and pmap, also across a restart."""
 
+import math
+import re
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -8,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from train_fake import compile_cache, make_trainer, rows  # noqa: F401
 
 from xformer.attention import Full
+from xformer.models import MODELS
 from xformer.nn import MultiHeadAttention
 from xformer.train import Interrupted, TrainConfig
 from xformer.train.parallel import make_layout, partition
@@ -107,6 +112,25 @@ def test_the_rules_find_every_projection_of_a_layer():
         assert specs[f"{name}/kernel"] == P("fsdp", "tensor", None)
         assert specs[f"{name}/bias"] == P("tensor", None)
     assert specs["out/kernel"] == P("tensor", None, "fsdp")
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+def test_where_parameters_are_cut_they_are_gathered_and_no_activations(mesh):
+    """Read in the compiled gradient of a model: `fsdp` cuts a batch, and parameters by another dimension."""
+    layout = make_layout(TrainConfig(num_steps=1, batch_size=8, mesh=mesh))
+    make = lambda: MODELS["decoder"](13, 24, attention=Full(), num_layers=2, width=32, num_heads=4, mlp_dim=48,
+                                     rngs=nnx.Rngs(0))  # fmt: skip
+    graphdef, state = nnx.split(nnx.eval_shape(make))
+    shardings = layout.shardings(state)
+    state = jax.tree.map(lambda x, cut: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut), state, shardings)
+    tokens = jax.ShapeDtypeStruct((8, 24), jnp.int32, sharding=layout.batch_sharding((8, 24)))
+    loss = lambda state, inputs: nnx.merge(graphdef, state)(inputs).hidden.sum()
+    compiled = layout.wrap(jax.grad(loss), out=shardings).lower(state, tokens).compile()
+    moves = re.findall(r"= (.+) (all-\S+?|collective-permute|reduce-scatter)(?:-start)?\(", compiled.as_text())
+    sizes = {tuple(map(int, dims.split(","))) for shape, _ in moves for dims in re.findall(r"\[([\d,]+)\]", shape)}
+    assert (32, 48 // mesh.get("tensor", 1)) in sizes  # a layer's parameters
+    tokens = {8, 192} if "tensor" not in mesh else {96, 192}  # sums over `tensor` are of a device's own 48
+    assert not [size for size in sizes if math.prod(size) >= 192 and tokens & {*size}], sizes
 
 
 def test_evaluation_padding_repeats_rows_with_weight_zero():

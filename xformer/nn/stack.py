@@ -16,6 +16,7 @@ from flax import nnx
 from xformer import layer_terms
 from xformer.attention import Attention, Layers
 from xformer.nn.block import EncoderBlock
+from xformer.nn.by_example import by_example
 from xformer.nn.constant import Constant
 
 Terms = layer_terms.Terms
@@ -226,8 +227,8 @@ def _run(
     inputs: dict[str, Any],
 ) -> tuple[Array, Terms]:
     rngs = None if key is None else nnx.Rngs(dropout=key)
-    x = block(x, mask, deterministic=deterministic, rngs=rngs, plan=plan, **inputs)
-    return x, layer_terms.taken(block)
+    x = block(by_example(x), mask, deterministic=deterministic, rngs=rngs, plan=plan, **inputs)
+    return by_example(x), layer_terms.taken(block)
 
 
 def _split(block: EncoderBlock, shared: bool) -> tuple[Any, Any, Any]:
