@@ -108,7 +108,7 @@ def test_the_compiled_program_moves_what_the_layout_needs(kind):
     if kind == "window":
         op, mesh, spec = Window(left=8, right=8), make_mesh(data=2, sequence=4), P("data", "sequence")
     else:
-        op, mesh, spec = BIGBIRD, make_mesh(data=2, tensor=4), P("data", None, "tensor")
+        op, mesh, spec = BIGBIRD, make_mesh(data=2, fsdp=1, tensor=4, sequence=1), P("data", None, "tensor")
     shape = (2, 96, 8, 8)
     args = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))] * 4
     with interpreted(), jax.set_mesh(mesh):

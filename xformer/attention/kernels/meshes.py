@@ -39,7 +39,7 @@ class Layout:
 
     Attributes:
       axes: all axes that the body handles.
-      batch: those that cut the examples.
+      batch: those that cut the examples, and those of one device.
       heads: those that cut the heads, none or one.
       repeats: how often key heads are repeated, so that there are enough to cut.
       halo: keys that a device needs before and after its own, where the length is cut; None where it is not.
@@ -98,7 +98,10 @@ def layout(inputs: Inputs, controls: Controls, pattern: Pattern, kernel: Any) ->
     halo, shards = None, sizes.get(SEQUENCE, 1)
     if shards > 1:
         halo = _halo(inputs, controls, pattern, kernel, shards)
-    return Layout(axes, along, (HEADS,) if parts > 1 else (), repeats, halo, 1 if halo is None else shards)
+    # Axes of one device are named too: gradients are summed over each that is not, if only over the device itself.
+    alone = tuple(axis for axis in mesh.axis_names if axis in axes and mesh.shape[axis] == 1)
+    heads = (HEADS,) if parts > 1 else ()
+    return Layout(axes, (*along, *alone), heads, repeats, halo, 1 if halo is None else shards)
 
 
 def _sizes() -> dict[str, int]:
