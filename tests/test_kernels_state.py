@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import refuses
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from test_kernels_meshes import make_mesh
 from test_kernels_pallas import aimed_at_a_gpu
 
@@ -141,7 +143,7 @@ def test_memory_is_linear_in_the_length():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [{"data": 4, "tensor": 2}, {"fsdp": 2, "sequence": 4}, {"tensor": 4}])
 def test_on_a_mesh(sizes, small):
-    """The numbers of one device. Along the length, which is not cut, and where heads do not divide, it is repeated."""
+    """The numbers of one device. Key heads are repeated until the devices divide them; the length is not cut."""
     op = Retention(causal=True)
     call = [jnp.concatenate([x] * 2) for x in arrays(2, (16, 16))]
     given = {"mask": np.arange(45) < np.array([45, 40, 20, 9])[:, None]}
@@ -151,6 +153,26 @@ def test_on_a_mesh(sizes, small):
         got = run(dataclasses.replace(op, implementation="pallas"), call, **given)
     for ours, theirs in zip(got, want, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")  # since JAX 0.11
+def test_exported_with_shardings_each_device_has_its_own():
+    """Nobody names the kernel; on eight devices each has an example and a head, and nothing is gathered."""
+    mesh, target = make_mesh(data=2, tensor=4), "__gpu$xla.gpu.triton"
+    cut = [NamedSharding(mesh, P("data", None, axis)) for axis in ("tensor", None, None)]
+    call = [jax.ShapeDtypeStruct((2, 128, heads, 16), jnp.bfloat16, sharding=own)
+            for heads, own in zip((4, 2, 2), cut, strict=True)]  # fmt: skip
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(target)]
+    jax.clear_caches()
+    with (
+        aimed_at(dataclasses.replace(GPU, count=8)), tables.using(Table({}, frozenset({STATE}))), aimed_at_a_gpu(),
+        jax.set_mesh(mesh),
+    ):  # fmt: skip
+        step = jax.jit(Linear(causal=True), in_shardings=cut)
+        text = jax.export.export(step, platforms=["cuda"], disabled_checks=allowed)(*call).mlir_module()
+    calls = [line for line in text.splitlines() if f"@{target}(" in line]
+    assert len(calls) == 4 and all("tensor<1x128x1x16x" in line.split(" : ")[-1] for line in calls)
+    assert "all_gather" not in text and "all_to_all" not in text
 
 
 def test_refusals_name_every_reason():

@@ -50,8 +50,10 @@ def attend(settings: Settings, inputs: Inputs, operands: Operands, controls: Con
     layout = meshes.layout(inputs, controls, Full(), None)  # type: ignore[arg-type]
     run = functools.partial(_attend, settings)
     if layout is not None:
-        batch = layout.batch or None
-        heads = layout.heads if layout.repeats == 1 and layout.heads else None
+        batch, heads = layout.batch or None, layout.heads or None
+        if layout.repeats > 1:  # so that there are enough key heads to cut
+            key, value = (jnp.repeat(x, layout.repeats, axis=2) for x in (key, value))
+            logs = None if logs is None else jnp.repeat(logs, layout.repeats)
         arrays = P(batch, None, heads)
         of_segments = tuple(None if x is None else P(batch if x.shape[0] > 1 else None) for x in segments)
         specs = (arrays, arrays, arrays, None if logs is None else P(heads), of_segments)
