@@ -116,6 +116,14 @@ def test_a_kernel_that_failed_the_check_is_never_chosen(monkeypatch):
         assert chosen(Full(), TPU) == "xla"
 
 
+def test_the_line_says_that_a_kernel_failed(caplog):
+    """Else what is left would be called the fastest without a word."""
+    timing = Timing("full", "bfloat16", 256, 64, {"cudnn": 1.0, "xla": 9.0})
+    with caplog.at_level(logging.INFO), tables.using(Table(H100.key, failed={"cudnn": "wrong"}, timings=(timing,))):
+        assert chosen(Full(), H100) == "xla"
+    assert "cudnn failed the check" in caplog.text
+
+
 def test_the_fastest_in_the_most_alike_case_is_chosen():
     """Lengths count by their ratio; a kernel that was not timed is not taken before one that was."""
     times = [
@@ -283,6 +291,7 @@ PLANTED = {
     "bytes": lambda text: "\x00\udcff",
     "unknown kernel": lambda text: text.replace('"pallas"', '"palas"'),
     "odd tile": lambda text: text.replace("[32, 16]", "[48, 16]"),
+    "huge tile": lambda text: text.replace("[32, 16]", "[4096, 16]"),
     "no number": lambda text: text.replace('"pallas": 1.0', '"pallas": NaN'),
     "format": lambda text: text.replace('"format": 1', '"format": 2'),
     "missing": lambda text: text.replace('"passed"', '"past"'),
@@ -301,6 +310,17 @@ def test_a_planted_table_is_ignored_with_one_line(name, where, tmp_path, caplog)
         assert chosen(Full(), H100) == "cudnn"
     (line,) = [one.getMessage() for one in caplog.records if one.name.endswith("tables")]
     assert str(path) in line and "check-device" in line and "\n" not in line and len(line) < 700
+
+
+def test_a_folder_that_cannot_be_there_is_none(monkeypatch):
+    monkeypatch.setenv(tables.VARIABLE, "~nobody-has-this-name/tables")
+    assert chosen(SPARSE, H100) == "xla"
+
+
+def test_tables_may_have_the_tiles_that_are_timed():
+    assert {name: max(map(max, module.TILES)) for name, module in KERNEL_MODULES.items() if module.TILES} == (
+        tables.LARGEST_TILE
+    )
 
 
 def test_a_table_of_another_version_is_named(tmp_path, caplog):

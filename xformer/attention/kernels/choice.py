@@ -132,7 +132,8 @@ def automatic(
         if timed:
             assert table is not None
             case = f"{timing.pattern} attention, {timing.length:,} tokens, head_dim {timing.head_dim}"
-            return Choice(timed[0][1], f"the fastest for {case} in {table.source}")
+            wrong = "".join(f"; {name} failed the check" for name in allowed if name in table.failed)
+            return Choice(timed[0][1], f"the fastest for {case} in {table.source}{wrong}")
     if able:
         name = able[0]
         unchecked = table is None or name not in table.passed

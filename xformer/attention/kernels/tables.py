@@ -34,6 +34,7 @@ PATTERNS = ("full", "causal", "window", "blocks", "state")
 DTYPES = ("bfloat16", "float32")
 FORMAT = 1
 MOST_BYTES = 2**20
+LARGEST_TILE = {"pallas": 128, "splash": 1024}  # that `xformer check-device` times: no table has larger ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +138,12 @@ def _timing(x: Any) -> Timing:
     time = lambda s: isinstance(s, int | float) and not isinstance(s, bool) and 0 < s < math.inf
     _need(isinstance(seconds, dict) and {*seconds} <= {*IMPLEMENTATIONS}, "times of unknown implementations")
     _need(all(map(time, seconds.values())), "a time is no positive number")
-    _need(isinstance(tiles, dict) and {*tiles} <= {*IMPLEMENTATIONS}, "tiles of unknown implementations")
-    size = lambda n: whole(n, 4096) and n >= 16 and not n & (n - 1)
-    pair = lambda t: isinstance(t, list | tuple) and len(t) == 2 and all(map(size, t))
-    _need(all(map(pair, tiles.values())), "tiles must be two powers of two from 16 to 4096")
+    _need(isinstance(tiles, dict) and {*tiles} <= {*LARGEST_TILE}, "tiles of an implementation that has none")
+    size = lambda n, most: whole(n, most) and n >= 16 and not n & (n - 1)
+    for name, pair in tiles.items():
+        most = LARGEST_TILE[name]
+        fine = isinstance(pair, list | tuple) and len(pair) == 2 and all(size(n, most) for n in pair)
+        _need(fine, f"tiles of {name} must be two powers of two from 16 to {most}")
     return Timing(**x | {"tiles": {name: tuple(pair) for name, pair in tiles.items()}})
 
 
@@ -151,12 +154,13 @@ def _need(fine: bool, wrong: str) -> None:
 
 def own_folder() -> Path:
     """Where the user's tables lie: `$XFORMER_DEVICE_TABLES`, else `xformer/devices` in the cache folder of the user."""
-    if given := os.environ.get(VARIABLE):
-        return Path(given).expanduser()
+    given = os.environ.get(VARIABLE)
     try:
+        if given:
+            return Path(given).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xformer" / "devices"
     except RuntimeError:  # a user without a home
-        return Path("/nonexistent/xformer/devices")
+        return Path(given or "/nonexistent/xformer/devices")
 
 
 def shipped_folder() -> Path:
