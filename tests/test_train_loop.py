@@ -68,6 +68,36 @@ def test_two_steps_are_always_under_way(tmp_path, monkeypatch):
     assert fetched == [3, 4, 5, 6, 7, 8, 9, 9, 9]
 
 
+def test_nothing_else_is_waited_for_between_evaluations(tmp_path, monkeypatch):
+    """No value of an array is read on the host while steps are under way, at log points neither, but of reports."""
+    array, (reading, read) = type(jax.numpy.ones(())), ([], [])
+    value, get, step, evaluate = array._value, jax.device_get, Engine.step, Engine.evaluate
+
+    def fetch(tree):
+        reading.append("report" if isinstance(tree, dict) and "health" in tree else "other")
+        try:
+            return get(tree)
+        finally:
+            reading.pop()
+
+    def log(name, run):
+        def logged(*args, **kwargs):
+            read.append(name)
+            return run(*args, **kwargs)
+
+        return logged
+
+    monkeypatch.setattr(jax, "device_get", fetch)
+    monkeypatch.setattr(array, "_value", property(lambda x: (read.append([*reading]), value.fget(x))[1]))
+    monkeypatch.setattr(array, "block_until_ready", log("waited", array.block_until_ready))
+    monkeypatch.setattr(Engine, "step", log("step", step))
+    monkeypatch.setattr(Engine, "evaluate", log("evaluate", evaluate))
+    make_trainer(tmp_path, num_steps=9, log_every=2, eval_every=9, checkpoint_every=9).fit()
+    trained = read[read.index("step") : len(read) - read[::-1].index("step")]
+    assert trained.count("step") == 9 and ["report"] in trained
+    assert [x for x in trained if x not in ("step", ["report"])] == []
+
+
 def test_rows(finished):
     trainer, result = finished
     train, validation = rows(trainer.workdir, "train"), rows(trainer.workdir, "validation")
