@@ -236,6 +236,10 @@ def test_the_checks_cover_what_a_call_can_be():
             assert any(case.length % 2 for case in found) and any(case.real for case in found)
             assert any(case.op.causal for case in found) and len({case.dtype for case in found}) > 1
             assert any(case.kv_heads < case.heads for case in found)
+            assert any(case.segments for case in found) or kernel == "cudnn"  # which takes none
+            assert any(case.queries for case in found) or kernel in ("cudnn", tables.STATE)  # likewise
+    assert any(case.options for case in device_check.cases("splash", True))  # a soft cap
+    assert max(case.head_dim for case in device_check.cases("pallas", False)) == pallas.MAX_HEAD_DIM
     names = {type(case.op.position).__name__ for case in device_check.cases("pallas", True)}
     assert {"ALiBi", "Rotary"} <= names
 

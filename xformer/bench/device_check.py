@@ -18,6 +18,7 @@ import numpy as np
 from xformer.attention import ALiBi, Attention, BigBird, Full, Linear, Longformer, Performer, Retention, Rotary, Window
 from xformer.attention.device import present
 from xformer.attention.kernels import interpreted, tables
+from xformer.attention.kernels.pallas import MAX_HEAD_DIM
 from xformer.attention.kernels.tables import Table
 from xformer.bench.jax_contenders import with_gradients
 
@@ -82,7 +83,8 @@ def cases(kernel: str, tiny: bool) -> list[Case]:
                  "float32", small, kv_heads=2),
             Case("queries at an offset", past, n, "float32", small, queries=7),
             Case("Longformer, float16", Longformer(2 * (n // 12), 1, 2), n, "float16", small, real=(n, n - 3)),
-            *([] if tiny else [Case("full, wide heads", Full(), n, head_dim=128)]),
+            *([] if tiny else [Case("full, wide heads", Full(), n, head_dim=128),
+                               Case("full, the widest heads", Full(), n, head_dim=MAX_HEAD_DIM)]),
         ]  # fmt: skip
     if kernel == tables.STATE:
         small = 16 if tiny else 64
