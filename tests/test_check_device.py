@@ -19,6 +19,7 @@ from xformer.attention.kernels import (
     splash,
     state_kernels,
     tables,
+    triton,
 )
 from xformer.attention.kernels.tables import Table, Timing
 from xformer.bench import device_check, device_times, timing
@@ -126,6 +127,25 @@ def test_a_wrong_kernel_is_caught_and_never_chosen(module, name, spoil, word, qu
     for table, runs in ((of_card, "xla"), (right, "pallas")):
         assert choice.automatic(CARD, table, choice.Rule(), {"cudnn": ["float32"]}, **facts).name == runs
     assert choice.automatic(CARD, of_card, choice.Rule("pallas"), {}, **facts).name == "xla"
+
+
+def test_wrong_distances_are_caught(monkeypatch):
+    """Behind a causal cut a constant in all of them is lost in the softmax: a case that looks both ways must see it."""
+
+    def later(scores):
+        def wrong(tile, *arguments):
+            tile.static = dataclasses.replace(static := tile.static, offset=tile.static.offset + 1)
+            try:
+                return scores(tile, *arguments)
+            finally:
+                tile.static = static
+
+        return wrong
+
+    monkeypatch.setattr(triton._Tile, "scores", later(triton._Tile.scores))
+    (case,) = [one for one in device_check.cases("pallas", True) if one.segments]
+    outcome = device_check.check("pallas", case, "cpu")
+    assert outcome.wrong is not None and "is off by" in outcome.wrong
 
 
 def test_right_kernels_pass(quick, capsys, own_folder):
