@@ -20,7 +20,18 @@ from test_kernels_pallas import aimed_at_a_gpu
 
 import xformer
 from xformer import cost
-from xformer.attention import ALiBi, BigBird, Full, Longformer, Shape, Shaw, Window
+from xformer.attention import (
+    ALiBi,
+    BigBird,
+    Full,
+    Longformer,
+    Reformer,
+    Shape,
+    Shaw,
+    TopKBlocks,
+    Window,
+    dot_product_attention,
+)  # fmt: skip
 from xformer.attention import device as devices
 from xformer.attention.kernels import KERNELS as KERNEL_MODULES
 from xformer.attention.kernels import Device, aimed_at, choice, tables
@@ -364,6 +375,40 @@ def test_one_line_says_what_runs_and_how_to_check(caplog):
         caplog.clear()
         chosen(Full(), MI300)  # there is nothing that could be checked
         assert MI300.kind in caplog.text and "check-device" not in caplog.text
+
+
+def test_the_line_is_of_what_runs_and_not_of_what_is_looked_at(caplog):
+    """A config is traced when it is built, and a step when it is counted, without the mesh that the step then has."""
+    eight = dataclasses.replace(TPU, count=8)
+    spec = [jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)] * 3
+    with aimed_at(eight):
+        load_experiment("demo:window", [])
+        cost.count(Full(), *spec)
+        Full().cost(Shape(2, 256, 256, 4, 64))
+    assert not [one for one in caplog.records if "attention on" in one.getMessage()]
+    assert chosen(Full(), eight) == "xla"
+    assert caplog.text.count("no mesh in scope") == 1
+
+
+@pytest.mark.parametrize("forced", [None, "pallas"])
+def test_what_no_kernel_can_do_is_said_too(forced, caplog, monkeypatch):
+    if forced is not None:
+        monkeypatch.setenv(choice.VARIABLE, forced)
+    begins = f"{forced}, which {choice.VARIABLE} asks for, cannot do the call: " if forced else ""
+    spec = [jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)] * 3
+    scanned = SPARSE
+    plan = jax.tree.map(lambda x: x[0], scanned.plans(Shape(2, 256, 256, 4, 64), 2))
+    for call, why in (
+        (lambda *x: scanned(*x, plan=plan), "scanned layers share one program"),
+        (Reformer(), "the pairs of Reformer depend on data"),
+        (TopKBlocks(block_size=32), "the tiles of TopKBlocks depend on data"),
+        (lambda *x: dot_product_attention(*x, return_residual=True), "kernels give no log-sum-exp"),
+    ):
+        caplog.clear()
+        choice.announce.cache_clear()
+        with aimed_at(H100):
+            jax.eval_shape(lambda *x, call=call: call(*x), *spec)
+        assert f"attention on {H100.kind} runs xla: {begins or 'no kernel can do the call ('}{why}" in caplog.text
 
 
 def test_commands_show_the_line_on_a_checked_device_too():

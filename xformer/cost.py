@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from xformer.attention import kernels
 from xformer.attention.cost import Cost
 from xformer.attention.kernels import cudnn
 
@@ -69,7 +70,8 @@ def count(fn: Callable[..., Any], *args: Any) -> Cost:
     Returns:
       Cost with `flops`, `bytes` (arrays in `args` and in the result, each once), `params=0` and `uncounted`.
     """
-    closed = jax.make_jaxpr(fn)(*args)
+    with kernels.quietly():
+        closed = jax.make_jaxpr(fn)(*args)
     flops, uncounted = _walk(closed.jaxpr)
     arrays = [*closed.in_avals, *closed.out_avals]
     return Cost(flops, sum(_bytes(aval) for aval in arrays), uncounted=tuple(dict.fromkeys(uncounted)))

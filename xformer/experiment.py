@@ -18,6 +18,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from xformer import attention, parts, pretrained, schema, sections, tasks
+from xformer.attention import kernels
 from xformer.attention.device import present
 from xformer.models import MODELS, Encoder
 from xformer.schema import ConfigError
@@ -365,4 +366,5 @@ def trace(experiment: Experiment) -> Any:
         model: Any = nnx.merge(graph, state)
         return model(**experiment.task.inputs(batch), deterministic=False, rngs=nnx.Rngs(dropout=rng))
 
-    return jax.eval_shape(forward, state, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    with kernels.quietly():  # there is no mesh here as there is when it trains
+        return jax.eval_shape(forward, state, batch, jax.eval_shape(lambda: jax.random.key(0)))

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xformer.attention import kernels
 from xformer.attention import pattern as patterns
 from xformer.attention.call import Call
 from xformer.attention.cost import Cost, call_cost
@@ -113,6 +114,8 @@ class ChosenPairs(PatternAttention):
             raise NotImplementedError(
                 f'implementation="{self.implementation}" cannot do this call: the pairs of {self._name} depend on data'
             )
+        if self.implementation is None:
+            kernels.only_tiled(f"the pairs of {self._name} depend on data")
         inputs, controls, settings, _ = self._split(call, params)
         if call.distances is not None and not self.is_dense(*call.lengths):
             raise NotImplementedError(f"{self._name} cannot honour distances: its pairs are gathered; give paths")

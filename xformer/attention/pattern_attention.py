@@ -122,9 +122,11 @@ class PatternAttention(Attention):
         offset, plan = controls.offset if isinstance(controls.offset, int) else None, controls.plan
         if plan is not None and (offset != 0 or self.implementation not in (None, "xla")):
             raise NotImplementedError(f"{self._name}: a plan serves the tiled engine and queries from position 0 on")
-        chosen = "xla"
         if plan is None:
             chosen = kernels.choose(self.implementation, inputs, controls, settings, pattern, with_lse=with_lse)
+        else:
+            tiled = "scanned layers share one program, of which tiles are an input"
+            chosen = self.implementation or kernels.only_tiled(tiled)
         if chosen in kernels.KERNELS:
             return kernels.attend(chosen, inputs, controls, settings, pattern), None
         if chosen == "reference":
@@ -154,6 +156,8 @@ class PatternAttention(Attention):
         else:
             if not isinstance(pattern, Full):
                 settings = dataclasses.replace(settings, pattern=pattern)
+            if self.implementation is None:
+                kernels.only_tiled(f"the tiles of {self._name} depend on data")
             out, lse = listed_tiles.attend(inputs, controls, settings, listed)
         return merge_heads(out), merge_heads(lse)
 

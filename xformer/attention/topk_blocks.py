@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import jax
 import jax.numpy as jnp
 
-from xformer.attention import pattern, slots
+from xformer.attention import kernels, pattern, slots
 from xformer.attention.call import Call
 from xformer.attention.chosen_blocks import Sorting, attend_chosen
 from xformer.attention.cost import Cost, call_cost
@@ -98,6 +98,8 @@ class TopKBlocks(PatternAttention):
         by_query = call.distances is not None or (call.bias is not None and call.bias.shape[2] > 1)
         if by_query or not self._sorts(*call.lengths):
             return super()._attend(call, params, with_lse=with_lse)
+        if self.implementation is None:
+            kernels.only_tiled(f"the tiles of {self._name} depend on data")
         inputs, controls, settings, _ = self._split(call, params)
         listed = self.listed_tiles(call)
         others = dataclasses.replace(listed, key_tiles=listed.key_tiles[..., 1:], valid=listed.valid[..., 1:])

@@ -20,12 +20,15 @@ from xformer.attention.kernels import choice, cudnn, meshes, pallas, running_sta
 from xformer.attention.pattern import Full, Pattern
 from xformer.attention.state import operands as of_state
 
-__all__ = ["KERNELS", "Device", "aimed_at", "attend", "choose", "choose_state", "interpreted"]
+__all__ = [
+    "KERNELS", "Device", "aimed_at", "attend", "choose", "choose_state", "interpreted", "only_tiled", "quietly",
+]  # fmt: skip
 
 KERNELS = {"pallas": pallas, "splash": splash, "cudnn": cudnn}
 PLATFORMS = {"pallas": "gpu", "splash": "tpu", "cudnn": "gpu"}
 
 _interpreted = contextvars.ContextVar("interpreted", default=False)
+_quiet = contextvars.ContextVar("quiet", default=False)
 
 
 @contextlib.contextmanager
@@ -39,6 +42,24 @@ def interpreted() -> Iterator[None]:
         yield
     finally:
         _interpreted.reset(token)
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Within it no line says what runs: for traces of what is looked at and not run, maybe without the run's mesh."""
+    token = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
+def only_tiled(why: str) -> str:
+    """The implementation, "xla", of a call that names none and that no kernel can do. `why`: the reason in words."""
+    device, rule = present(), choice.rule()
+    if device.platform != "cpu" or rule.forced is not None:
+        _say(device, choice.without_kernel(rule, why), tables.current() is not None)
+    return "xla"
 
 
 def choose(
@@ -57,8 +78,11 @@ def choose(
     give the log-sum-exp. Raises NotImplementedError when the kernel that was named can't do the call.
     """
     call = _in_one_dtype(inputs), controls, settings, pattern
+    if implementation is None and with_lse:
+        return only_tiled("kernels give no log-sum-exp")
     if implementation is None:
-        return "xla" if with_lse else _automatic(*call)
+        with quietly() if anywhere else contextlib.nullcontext():
+            return _automatic(*call)
     if implementation in KERNELS:
         here = [] if anywhere or (_interpreted.get() and implementation != "cudnn") else _absent(implementation)
         reasons = here + KERNELS[implementation].refusals(*call)
@@ -93,7 +117,7 @@ def choose_state(
         device, tables.current(), rule, reasons, dtype=str(inputs.value.dtype), length=inputs.key.shape[1],
         head_dim=inputs.key.shape[-1],
     )  # fmt: skip
-    choice.announce(device, chosen, checked=tables.current() is not None)
+    _say(device, chosen, tables.current() is not None)
     return chosen.name
 
 
@@ -127,8 +151,13 @@ def _automatic(inputs: Inputs, controls: Controls, settings: Settings, pattern: 
         device, table, rule, refusals, pattern=pattern, dtype=str(inputs.query.dtype), length=inputs.key.shape[1],
         head_dim=inputs.query.shape[-1],
     )  # fmt: skip
-    choice.announce(device, chosen, checked=table is not None)
+    _say(device, chosen, table is not None)
     return chosen.name
+
+
+def _say(device: Device, chosen: choice.Choice, checked: bool) -> None:
+    if not _quiet.get():
+        choice.announce(device, chosen, checked)
 
 
 def _in_one_dtype(inputs: Inputs) -> Inputs:

@@ -146,6 +146,13 @@ def automatic(
     )
 
 
+def without_kernel(rule: Rule, why: str) -> Choice:
+    """The choice for a call that no kernel can do, for the reason given."""
+    if rule.forced not in (None, "xla"):
+        return Choice("xla", f"{rule.forced}, which {VARIABLE} asks for, cannot do the call: {why}")
+    return Choice("xla", f"{VARIABLE} says so" if rule.forced else f"no kernel can do the call ({why})")
+
+
 def automatic_state(
     device: Device, table: Table | None, rule: Rule, refusals: Sequence[str], *, dtype: str, length: int, head_dim: int
 ) -> Choice:
