@@ -26,6 +26,7 @@ from xformer.attention import (
     Full,
     Longformer,
     Reformer,
+    Retention,
     Shape,
     Shaw,
     TopKBlocks,
@@ -125,6 +126,18 @@ def test_a_kernel_that_failed_the_check_is_never_chosen(monkeypatch):
         assert chosen(Full(), TPU) == "xla"
         monkeypatch.setenv(choice.VARIABLE, "splash")
         assert chosen(Full(), TPU) == "xla"
+
+
+def test_a_named_kernel_that_failed_is_taken_with_a_warning(caplog):
+    for op, failed in (
+        (Full(implementation="splash"), "splash"), (Retention(causal=True, implementation="pallas"), tables.STATE),
+    ):  # fmt: skip
+        device = TPU if failed == "splash" else H100
+        caplog.clear()
+        for wrong in ({}, {failed: "1 of 4 checks"}):
+            with aimed_at(device), tables.using(Table(device.key, failed=wrong)):
+                jax.eval_shape(lambda *x, op=op: op(*x), *[jax.ShapeDtypeStruct((2, 256, 4, 64), jnp.bfloat16)] * 3)
+            assert ("failed the check on this device: 1 of 4 checks" in caplog.text) == bool(wrong)
 
 
 def test_the_line_says_that_a_kernel_failed(caplog):

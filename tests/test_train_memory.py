@@ -41,7 +41,12 @@ def test_a_step_that_no_device_has_room_for_is_refused(limits, fits, monkeypatch
         memory.check("training step", plan)
     message = str(error.value)
     assert message.startswith("the training step needs 4 GiB of each device, and JAX may take 4 GiB on H200")
-    assert "train.batch_size" in message and "model.remat=True" in message and "\n" not in message
+    assert (
+        "train.batch_size" in message
+        and "model.remat=True" in message
+        and "fsdp in train.mesh" in message
+        and "\n" not in message
+    )
 
 
 def test_a_run_that_does_not_fit_ends_before_its_first_step(tmp_path, monkeypatch):

@@ -63,10 +63,12 @@ def check(name: str, plan: Plan) -> None:
 
 
 def _line(name: str, needed: int, where: str) -> str:
-    ways = "train.eval_batch_size" if name.startswith("evaluation") else (
-        "train.batch_size, a larger train.accumulate, model.remat=True or train.dtype=bfloat16"
-    )  # fmt: skip
-    return f"the {name} needs {_gib(needed)} of {where}; with a smaller {ways} it needs less"
+    ways = ["train.eval_batch_size"]
+    if not name.startswith("evaluation"):
+        ways = ["train.batch_size", "a larger train.accumulate", "model.remat=True", "train.dtype=bfloat16"]
+        ways += ["fsdp in train.mesh"] if jax.device_count() > 1 else []
+    spelt = " or ".join([", ".join(ways[:-1]), ways[-1]] if ways[1:] else ways)
+    return f"the {name} needs {_gib(needed)} of {where}; with a smaller {spelt} it needs less"
 
 
 def _gib(amount: int) -> str:

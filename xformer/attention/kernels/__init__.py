@@ -89,6 +89,8 @@ def choose(
         reasons += ["it gives no log-sum-exp"] if with_lse else []
         if reasons:
             raise NotImplementedError(f'implementation="{implementation}" cannot do this call: {"; ".join(reasons)}')
+        if not anywhere:
+            _say_if_wrong(implementation, implementation)
     return implementation
 
 
@@ -105,6 +107,7 @@ def choose_state(
         reasons = reasons if implementation == "pallas" else ["it is linear attention, which has no softmax"]
         if reasons:
             raise NotImplementedError(f'implementation="{implementation}" cannot do this call: {"; ".join(reasons)}')
+        _say_if_wrong(implementation, tables.STATE)
     if implementation is not None:
         return implementation
     device, rule = present(), choice.rule()
@@ -158,6 +161,14 @@ def _automatic(inputs: Inputs, controls: Controls, settings: Settings, pattern: 
 def _say(device: Device, chosen: choice.Choice, checked: bool) -> None:
     if not _quiet.get():
         choice.announce(device, chosen, checked)
+
+
+def _say_if_wrong(implementation: str, kernel: str) -> None:
+    """Says that a kernel which is named failed the check: what is named is taken all the same."""
+    table = tables.current()
+    if table is not None and kernel in table.failed:
+        why = f"it is named, though it failed the check on this device: {table.failed[kernel]}"
+        _say(present(), choice.Choice(implementation, why), checked=False)
 
 
 def _in_one_dtype(inputs: Inputs) -> Inputs:
