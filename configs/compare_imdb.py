@@ -2,9 +2,9 @@
 
   python -m experiments.compare --config=configs/compare_imdb.py --workdir=runs/compare_imdb
 
-The report docs/results/compare_imdb/report.md is of an earlier size of configs/imdb.py (1,024 tokens of a vocabulary of
-1,024, two layers, 240 steps of 16). Test accuracy in percent, 95 % intervals over the seeds: full 76.8 +- 0.9,
-linformer 75.9 +- 1.4, bigbird 77.5 +- 1.6, shaw 76.9 +- 3.0; the commonest class is 50.1.
+Measured, test accuracy in percent, 95 % intervals over the seeds: full 87.0 +- 1.6, linformer 87.8 +- 0.8, bigbird
+86.9 +- 0.7, shaw 87.5 +- 0.8; TF-IDF with logistic regression on the same tokens has 88.3, the commonest class 50.1. It
+took 75 minutes on two slow CPU cores that did other work too. See docs/results.md.
 """
 
 from __future__ import annotations
