@@ -9,8 +9,8 @@ attention did not learn 8 pairs at 128 tokens (configs/recall.py).
 
 Measured, test accuracy in percent at 64, 128 and 256 tokens, means over seeds (intervals: docs/results.md): full and
 bigbird 100, 100, 100; topk_blocks 99.6, 99.6, 98.7; sparse 42.8, 76.8, 62.4; linear 98.9, 83.7, 38.0; window 47.7,
-25.1, 14.8; retention 26.8, 26.4, 19.4; performer 25.0, 25.2, 25.4; a guess among the values of an example is 25. It took
-55 minutes on two CPU cores that did other work too.
+25.1, 14.8; retention 26.8, 26.4, 19.4; performer 25.0, 25.2, 25.4; a guess among the values of an example is 25. It
+took 55 minutes on two CPU cores that did other work too.
 """
 
 from __future__ import annotations
