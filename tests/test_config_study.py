@@ -20,7 +20,7 @@ def test_a_part_changes_attention_position_and_seed_alone(part):
     seeds = shipped_seeds(part)
     comparison = comparisons.load_comparison(f"study:{part}", ["seeds=1"])
     assert list(comparison.budget) == ["train_flops"] and ("pretrain" in comparison) == part.endswith("_pretrained")
-    assert len(comparison.tune.optimizer.learning_rate) == 3
+    assert len(comparison.tune.optimizer.learning_rate) == 4
     assert not any("tune" in change for change in comparison.variants.values())  # one grid for all
     runs = comparisons.comparison_runs(comparison)
     assert (len(runs), seeds) == ((15, (0, 1, 2, 3, 4)) if part in PROBES else (4, (0, 1, 2)))

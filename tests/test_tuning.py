@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -228,6 +229,21 @@ def test_the_best_trial_is_the_first_of_equals_and_has_a_number():
     assert tuning.best([0.5, 0.9, 0.9, None, math.nan], True) == 1
     assert tuning.best([None, 0.9, 0.4, 0.4], False) == 2
     assert tuning.best([None, math.nan], True) is None
+    assert tuning.best([0.5, 1.0, 1.0, 1.0], True, [0.1, 0.3, 0.2, 0.2]) == 2  # of equals by the loss
+    assert tuning.best([1.0, 1.0], True, [0.3, None]) == 0
+
+
+def test_a_value_at_the_edge_that_one_between_equals_is_no_edge():
+    """As at 100 % accuracy, where nothing says that beyond is a better one."""
+    trial = lambda rate, accuracy: SimpleNamespace(
+        values={"optimizer.learning_rate": rate},
+        result={"select_metric": "accuracy", "better": {"accuracy": "max"}, "eval": {"accuracy": accuracy}},
+    )
+    trials = {"full": [trial(0.1, 1.0), trial(0.2, 1.0), trial(0.3, 0.9)], "window": [trial(0.1, 0.5), trial(0.2, 0.4)]}
+    grid = {"optimizer": {"learning_rate": (0.1, 0.2, 0.3)}}
+    comparison = SimpleNamespace(trials=trials, grids=dict.fromkeys(trials, grid), chosen=dict.fromkeys(trials, 0))
+    assert trials_of_report.edges(comparison, "full") == {}
+    assert trials_of_report.edges(comparison, "window") == {"optimizer.learning_rate": "smallest"}
 
 
 def test_edges_are_those_of_numbers_only():

@@ -24,7 +24,7 @@ def choose(trials: Sequence[Planned], workdir: Path) -> list[str]:
     """Writes `tuned.json` of each task: the values of the trial that was best on the validation split.
 
     A variant is decided when all its trials have ended, and stays decided. Trials that failed or diverged are never
-    chosen; the first of equals is.
+    chosen; of equals that of the lowest validation loss is.
 
     Returns:
       Labels of variants none of whose trials has finished, although all have ended.
@@ -43,7 +43,8 @@ def choose(trials: Sequence[Planned], workdir: Path) -> list[str]:
             hopeless.append(label)
             continue
         metric = first["select_metric"]
-        number = tuning.best(scores, first["better"][metric] == "max")
+        losses = [_of(trial, "loss") for trial in own]
+        number = tuning.best(scores, first["better"][metric] == "max", losses)
         assert number is not None  # one has finished, and what finishes has a finite score
         entry = {"trial": number, "values": dict(own[number].values), "metric": metric, "value": scores[number],
                  "seed": own[number].seed}  # fmt: skip
@@ -57,5 +58,9 @@ def choose(trials: Sequence[Planned], workdir: Path) -> list[str]:
 
 def _score(trial: Planned) -> float | None:
     """The validation metric that selects, of the trial's best checkpoint; None where it has none."""
-    value = results.number((trial.result or {}).get("eval"), str((trial.result or {}).get("select_metric")))
+    return _of(trial, str((trial.result or {}).get("select_metric")))
+
+
+def _of(trial: Planned, metric: str) -> float | None:
+    value = results.number((trial.result or {}).get("eval"), metric)
     return value if math.isfinite(value) else None

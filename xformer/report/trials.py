@@ -45,10 +45,17 @@ def cost(trials: Sequence[Run]) -> dict[str, float]:
 
 
 def edges(comparison: Comparison, variant: str) -> dict[str, str]:
-    """Keys whose chosen value is the "smallest" or the "largest" that was tried."""
+    """Keys whose chosen value is the "smallest" or the "largest" that was tried.
+
+    Not those of which a value between does as well: then nothing says that beyond the edge is a better one.
+    """
     if variant not in comparison.chosen:
         return {}
-    return tuning.edges(comparison.grids[variant], _values(comparison, variant))
+    grid, trials = comparison.grids[variant], comparison.trials[variant]
+    top = score(comparison, trials[comparison.chosen[variant]])
+    equals = [tuning.edges(grid, trial.values) for trial in trials if score(comparison, trial) == top]
+    chosen = tuning.edges(grid, _values(comparison, variant))
+    return {key: end for key, end in chosen.items() if all(key in one for one in equals)}
 
 
 def _values(comparison: Comparison, variant: str) -> Mapping[str, Any]:
