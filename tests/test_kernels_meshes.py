@@ -140,7 +140,7 @@ def test_exported_with_shardings_the_kernel_is_in_the_shards(platform, kind):
     arg = jax.ShapeDtypeStruct((2, 1024, 8, 64), jnp.bfloat16, sharding=NamedSharding(mesh, spec))
     loss = lambda q, k, v: op(q, k, v).astype(jnp.float32).sum()
     checked = Table(device.key, frozenset({"pallas", "splash"}))
-    with aimed_at(device), tables.using(checked), _gpu(platform), jax.set_mesh(mesh):
+    with aimed_at(device), tables.using(checked), jax.set_mesh(mesh), _gpu(platform, mesh):
         step = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), in_shardings=NamedSharding(mesh, spec))
         exported = jax.export.export(step, platforms=[platform], disabled_checks=allowed)(arg, arg, arg)
     text = exported.mlir_module()
@@ -156,9 +156,8 @@ def test_exported_with_shardings_the_kernel_is_in_the_shards(platform, kind):
     assert {str(x.spec) for x in exported.in_shardings_jax(mesh)} == {str(spec)}
 
 
-def _gpu(platform):
-    """From JAX 0.11 on, lowering for a GPU asks which; under a mesh of these devices it takes what the mesh says."""
-    return aimed_at_a_gpu() if platform == "cuda" else contextlib.nullcontext()
+def _gpu(platform, mesh):
+    return aimed_at_a_gpu(mesh) if platform == "cuda" else contextlib.nullcontext()
 
 
 def test_cudnn_is_in_the_shards(monkeypatch):

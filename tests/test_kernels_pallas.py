@@ -168,13 +168,16 @@ def test_no_array_has_the_length_twice(interpreting):
     assert "2048,1,16" in text and "2048,2048" not in text
 
 
-def aimed_at_a_gpu():
-    """From JAX 0.11 on, lowering for a GPU without one asks which it shall be."""
+def aimed_at_a_gpu(mesh=None):
+    """From JAX 0.11 on, lowering for a GPU without one asks which it shall be; the mesh in scope says so."""
     device = getattr(jax.sharding, "AbstractDevice", None)
     if device is None or "platform" not in inspect.signature(device).parameters:
         return contextlib.nullcontext()
     gpu = device(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu")
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu))
+    axes = {"x": 1} if mesh is None else mesh.shape
+    kinds = None if mesh is None else mesh.axis_types
+    abstract = jax.sharding.AbstractMesh(tuple(axes.values()), tuple(axes), kinds, abstract_device=gpu)
+    return jax.sharding.use_abstract_mesh(abstract)
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")  # since JAX 0.11

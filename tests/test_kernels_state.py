@@ -165,8 +165,8 @@ def test_exported_with_shardings_each_device_has_its_own():
     allowed = [jax.export.DisabledSafetyCheck.custom_call(target)]
     jax.clear_caches()
     with (
-        aimed_at(dataclasses.replace(GPU, count=8)), tables.using(Table({}, frozenset({STATE}))), aimed_at_a_gpu(),
-        jax.set_mesh(mesh),
+        aimed_at(dataclasses.replace(GPU, count=8)), tables.using(Table({}, frozenset({STATE}))),
+        jax.set_mesh(mesh), aimed_at_a_gpu(mesh),
     ):  # fmt: skip
         step = jax.jit(Linear(causal=True), in_shardings=cut)
         text = jax.export.export(step, platforms=["cuda"], disabled_checks=allowed)(*call).mlir_module()
