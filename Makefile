@@ -36,7 +36,7 @@ lint: .venv/lint.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Full, Linformer, BigBird and Shaw on whole IMDb reviews, three seeds; under an hour on two cores.
+# Full, Linformer, BigBird and Shaw on whole IMDb reviews, three seeds.
 compare-imdb: .venv/imdb.stamp
 	$(BIN)/python -m experiments.compare --config=configs/compare_imdb.py --workdir=$(IMDB_DIR)
 

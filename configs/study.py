@@ -21,18 +21,19 @@ from ml_collections import ConfigDict
 
 from xformer import presets
 
-POSITIONS = {
-    "full": ("none", "shaw", "rotary"),
-    "window": ("none", "shaw", "rotary"),
-    "bigbird": ("none", "shaw", "rotary"),
-    "longformer": ("none", "shaw", "rotary"),
-    "linformer": ("none",),
-    "linear": ("none", "rotary"),
-}  # by probe variant, as far as it takes them
-PROBES = {"needle": 127, "order": 31, "recall": 64}  # and their lengths in symbols
+PROBE_VARIANTS = (
+    "full", "full+shaw", "full+rotary", "window", "window+shaw", "window+rotary", "bigbird", "bigbird+shaw",
+    "bigbird+rotary", "longformer", "longformer+shaw", "longformer+rotary", "linformer", "linear", "linear+rotary",
+)  # fmt: skip
+SIZES = {
+    "needle": {"max_len": 127, "reach": 16, "block_size": 8, "rank": 32},
+    "order": {"max_len": 31, "reach": 3, "block_size": 2, "rank": 8},
+}  # in symbols: of the text, of patterns to each side, of BigBird's blocks, and Linformer's rank
+PROBES = (*SIZES, "recall")
 TEXTS = ("reviews", "documents", "documents_pretrained")
 TEXT_VARIANTS = ("full", "window", "linformer", "bigbird")
-TRAIN_FLOPS = {"needle": 2e11, "order": 1e11, "recall": 8e11, "reviews": 5e12, "documents": 8e12}
+TRAIN_FLOPS = {"needle": 2e11, "order": 1e11, "recall": 8e11, "reviews": 5e12, "documents": 8e12,
+               "documents_pretrained": 8e12}  # fmt: skip
 LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 
 
@@ -40,31 +41,27 @@ def get_config(arg: str = "needle") -> ConfigDict:
     """One part of the study."""
     make = presets.choice(arg, dict.fromkeys(PROBES, probe) | dict.fromkeys(TEXTS, texts))
     comparison: ConfigDict = make(arg)
-    sizes = arg.removesuffix("_pretrained")
-    comparison.budget = ConfigDict({"train_flops": TRAIN_FLOPS[sizes]})
+    comparison.budget = ConfigDict({"train_flops": TRAIN_FLOPS[arg]})
     comparison.tune = ConfigDict({"optimizer": {"learning_rate": LEARNING_RATES}})
     return comparison
 
 
 def probe(name: str) -> ConfigDict:
     """A probe, six variants with each position that they take, five seeds; recall is causal where a variant can be."""
-    base = presets.sibling(__file__, name).get_config()
     if name == "recall":
-        base.task.preset = "recall_64_small"
-        base.model.update(width=128, mlp_dim=0)
-        base.optimizer.clip_norm = None
-        base.train.update(num_steps=400, batch_size=32)
+        base = presets.sibling(__file__, "compare_recall").get_config().base  # of 64 symbols
+        base.model.position_embedding = "learned"
     else:
-        base.task = {"name": name, "max_len": PROBES[name], "num_validation": 500, "num_test": 1_000}
+        base = presets.sibling(__file__, name).get_config()
+        base.task = {"name": name, "max_len": SIZES[name]["max_len"], "num_validation": 500, "num_test": 1_000}
         base.train.update(num_steps=150, eval_batch_size=250)
     base.train.update(eval_every=base.train.num_steps // 3, checkpoint_every=base.train.num_steps)
     comparison = presets.comparison(f"study_{name}", base, {}, seeds=range(5), report={"measure_up_to": 0})
-    for op, positions in POSITIONS.items():
-        for position in positions:
-            changes: dict[str, Any] = {"attention": attention(name, op if position == "none" else f"{op}+{position}")}
-            if position != "none":
-                changes["model"] = {"position_embedding": "none"}
-            comparison.variants[op if position == "none" else f"{op}+{position}"] = ConfigDict(changes)
+    for variant in PROBE_VARIANTS:
+        changes: dict[str, Any] = {"attention": attention(name, variant)}
+        if "+" in variant:
+            changes["model"] = {"position_embedding": "none"}
+        comparison.variants[variant] = ConfigDict(changes)
     return comparison
 
 
@@ -72,13 +69,13 @@ def attention(probe: str, variant: str) -> dict[str, Any]:
     """The attention section of a variant on a probe: patterns reach a few symbols to each side."""
     if probe == "recall":
         return presets.sibling(__file__, "recall").attention(variant)
-    reach = PROBES[probe] // 8
+    sizes = SIZES[probe]
     return presets.attention(
         variant,
-        window={"left": reach, "right": reach},
-        longformer={"window": 2 * reach},
-        bigbird={"block_size": max(reach // 2, 2), "num_random_blocks": 1},
-        linformer={"rank": PROBES[probe] // 4 + 1, "projection": "conv"},
+        window={"left": sizes["reach"], "right": sizes["reach"]},
+        longformer={"window": 2 * sizes["reach"]},
+        bigbird={"block_size": sizes["block_size"], "num_random_blocks": 1},
+        linformer={"rank": sizes["rank"], "projection": "conv"},
         shaw={"max_distance": 4},
     )
 

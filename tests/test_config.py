@@ -120,8 +120,8 @@ def test_the_arena_is_one_comparison_or_a_column_of_it():
         comparisons.load_comparison(f"{CONFIGS}/compare_lra.py", ["train.num_steps=10"])
 
 
-# Others compare positions (test_tasks_chorales.py, test_tasks_treebank.py), models, or sizes (test_scaling.py), or
-# attention with positions (test_config_study.py).
+# Others compare positions (test_tasks_chorales.py, test_tasks_treebank.py), attention and positions at once
+# (test_config_study.py), models, or sizes (test_scaling.py).
 ELSEWHERE = (
     "compare_chorales",
     "compare_images",

@@ -8,8 +8,9 @@ import jax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from xformer.attention.kernels.meshes import BATCH
+
 Array = jax.Array
-AXES = ("data", "fsdp")  # those along which `train.mesh` cuts a batch
 
 
 def by_example(x: Array) -> Array:
@@ -22,7 +23,7 @@ def by_example(x: Array) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if not isinstance(x.shape[0], int) or any(kind != AxisType.Auto for kind in mesh.axis_types):
         return x
-    own = tuple(axis for axis in AXES if mesh.shape.get(axis, 1) > 1)
+    own = tuple(axis for axis in BATCH if mesh.shape.get(axis, 1) > 1)
     if not own or x.shape[0] % math.prod(mesh.shape[axis] for axis in own):
         return x
     return jax.lax.with_sharding_constraint(x, P(own, *[P.UNCONSTRAINED] * (x.ndim - 1)))

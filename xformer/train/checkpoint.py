@@ -42,9 +42,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not any("orbax" in Path(file).parts for file in files)
 
 
-# Orbax logs to the first; the second says which futures were never asked for their exception.
-for _name in ("absl", "asyncio"):
-    logging.getLogger(_name).addFilter(_is_news)
+logging.getLogger("absl").addFilter(_is_news)
 
 
 class Checkpoints:
@@ -68,6 +66,8 @@ class Checkpoints:
           CheckpointError: it could not be written; the checkpoints before it are untouched.
         """
         temporary = self.folder / f"{step}.tmp"
+        # Which futures were never asked for their exception. It stays where the save fails: some are told of later.
+        (futures := logging.getLogger("asyncio")).addFilter(_is_news)
         try:
             if jax.process_index() == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -91,6 +91,7 @@ class Checkpoints:
                 f"the checkpoint of step {step} can't be written to {self.folder}: {_line(error)}; "
                 f"those before it ({self.steps() or 'none'}) are untouched"
             ) from error
+        futures.removeFilter(_is_news)
 
     def latest(self) -> tuple[int, dict[str, Any]] | None:
         """(step, position) of the newest intact checkpoint, None if there is none; damaged ones are set aside."""
