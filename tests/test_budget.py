@@ -200,6 +200,25 @@ def test_equal_steps_stretch_the_run_and_leave_pretraining_alone(config, tmp_pat
         assert planned.pretraining.train.eval_every == 20
 
 
+def test_pretraining_takes_the_steps_that_its_own_flops_pay_for(config, tmp_path, monkeypatch):
+    own = comparisons.load_comparison(
+        str(config), ["pretrain={'train_flops': 6.4e5}", "tune={'optimizer.learning_rate': (1e-3, 2e-3)}"]
+    )
+    parts = comparisons.comparison_parts(own)
+    monkeypatch.setattr(settling, "count_step", cheap)
+    settling.settle([*compare.plan_trials(parts, tmp_path), *compare.plan(parts, tmp_path)], parts, tmp_path, None)
+    planned = [*compare.plan_trials(parts, tmp_path), *compare.plan(parts, tmp_path)]
+    assert {one.variant for one in planned} == {"full", "window", "wide"}
+    for one in planned:
+        steps = math.floor(6.4e5 / cheap(one.config, None))
+        assert one.pretraining.train.num_steps == steps < one.config.train.num_steps == 100
+        assert one.pretraining.optimizer.warmup_steps == round(0.1 * steps)
+        assert one.pretraining.train.eval_every == round(0.2 * steps)
+    assert len({one.pretraining.train.num_steps for one in planned}) == 2
+    written = json.loads((tmp_path / "budget.json").read_text())
+    assert written["pretrain"]["budget"] == {"train_flops": 6.4e5} and "steps" not in written
+
+
 def test_steps_are_floored_never_rounded():
     assert budgets.affords({"train_flops": 9.99}, 1.0, "x") == 9
     assert budgets.affords({"seconds": 10.0}, 1.0, "x") == 10

@@ -27,7 +27,7 @@ SCAN = ("model.scan_layers=true", "model.mlp_dim=64")
         (
             "full",
             ["attention.causal=true", "model.pooling=cls"],
-            "model.pooling: pooling must be 'mean' or 'last' where attention",
+            "model.pooling: pooling must be 'mean', 'attention' or 'last' where attention",
         ),
         (
             "window",
@@ -253,7 +253,7 @@ def test_the_keys_of_an_experiment_are_listed(argv, tmp_path, monkeypatch, capsy
     assert lines["seed"] == "7 0 an integer"
     assert lines["attention.block_size"] == "8 chosen for the length of the inputs an integer"
     assert lines["attention.position.name"].startswith("'shaw' 'none' one of 'none', 'shaw'")
-    assert lines["model.pooling"] == "'mean' 'mean' one of 'mean', 'cls', 'first', 'last'"
+    assert lines["model.pooling"] == "'mean' 'mean' one of 'mean', 'attention', 'cls', 'first', 'last'"
     assert lines["train.num_steps"] == "400 required an integer"
     assert not list(tmp_path.iterdir())
 

@@ -34,7 +34,10 @@ def make_batch(length=10, real=(10, 6), seed=0):
     return jnp.where(mask, inputs, 0), mask
 
 
-@pytest.mark.parametrize(("name", "pooling"), [*((name, "mean") for name in OPS), ("full", "cls"), ("bigbird", "cls")])
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [*((name, "mean") for name in OPS), ("full", "cls"), ("bigbird", "cls"), ("window", "attention")],
+)
 def test_what_stands_in_padding_changes_nothing(name, pooling):
     model = make_model(OPS[name], pooling=pooling)
     inputs, mask = make_batch()
@@ -70,11 +73,11 @@ def test_the_last_real_token_is_classified():
     np.testing.assert_allclose(model(np.where(mask, inputs, 7), mask)[1], alone[0], atol=1e-5)
     without = make_model(Full(causal=True), pooling="last", num_layers=1, head_bias=False)
     assert without.classify.bias is None
-    with pytest.raises(ValueError, match="pooling must be 'mean' or 'last' where attention is causal, got 'first'"):
+    with pytest.raises(ValueError, match=r"pooling must be 'mean', 'attention' or 'last' where .* causal, got 'first'"):
         make_model(Full(causal=True), pooling="first")
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("pooling", ["mean", "attention", "cls", "last"])
 def test_an_example_of_padding_alone_is_finite_with_finite_gradients(pooling):
     inputs, mask = make_batch(real=(10, 0))
     model = make_model(OPS["linformer"] if pooling == "mean" else OPS["full"], pooling=pooling, num_layers=1)

@@ -172,7 +172,7 @@ def test_bfloat16_computes_near_float32(cls):
 def test_bad_sizes_are_one_line():
     for wrong, message in (
         (lambda: make(TwoTower, Full(), mlp_dim=1), "mlp_dim must be at least 2"),
-        (lambda: make(TwoTower, Full(), pooling="max"), "pooling must be 'mean', 'cls', 'first' or 'last', got 'max'"),
+        (lambda: make(TwoTower, Full(), pooling="max"), "pooling must be one of 'mean', 'attention', 'cls', 'first', "),
         (lambda: TokenClassifier(VOCAB, 0, 8, **OPTIONS), "num_classes must be an integer of at least 1, got 0"),
         (lambda: EncoderClassifier(VOCAB, True, 8, **OPTIONS), "num_classes must be an integer of at least 1"),
     ):

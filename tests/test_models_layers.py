@@ -128,7 +128,7 @@ def test_causal_and_implementation_are_those_of_every_entry():
     assert Layers((Full(causal=True),)).causal and not Layers((Full(causal=True), Full())).causal
     assert Layers((Full(), Full()), implementation="reference").at_layer(5) == Full(implementation="reference")
     assert hash(stack) == hash(Layers((Full(causal=True), Window(left=2, right=0, causal=True))))
-    with pytest.raises(ValueError, match="pooling must be 'mean' or 'last' where attention is causal"):
+    with pytest.raises(ValueError, match="pooling must be 'mean', 'attention' or 'last' where attention is causal"):
         make_model(stack, pooling="cls")
     make_model(Layers((Full(causal=True), Full())), pooling="cls")  # the CLS vector sees the tokens in layer 1
 

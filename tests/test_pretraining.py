@@ -100,7 +100,9 @@ def test_without_the_section_a_comparison_is_what_it_always_was(config, tmp_path
     [
         (["pretrain.num_stepps=3"], "pretrain.num_stepps: got 3, but a comparison's pretrain reads no such key"),
         (["pretrain.num_steps=0"], "pretrain.num_steps"),
-        (["pretrain={}"], "pretrain.num_steps: missing"),
+        (["pretrain={}"], "pretrain.num_steps, pretrain.train_flops: got neither, takes one of the two"),
+        (["pretrain.train_flops=1e9"], "pretrain.num_steps, pretrain.train_flops: got 4 and 1e+09, takes one of"),
+        (["pretrain={'train_flops': 0.0}"], "pretrain.train_flops: got 0, takes a number above 0"),
         (["pretrain.mask_share=2.0"], "pretrain: task.mask_share: masked_lm: mask_share must be a number between"),
         (["train.init_from=elsewhere"], "pretrain: got a section, takes None where train.init_from is 'elsewhere'"),
         (["pretrain.batch_size=0"], "pretrain.batch_size"),
@@ -110,6 +112,11 @@ def test_what_is_wrong_is_one_line(config, overrides, message):
     with pytest.raises(ConfigError) as error:
         load(config, *overrides)
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_a_classifier_with_weighted_tokens_is_pretrained_without_their_weights(config, tmp_path):
+    run = planned(config, tmp_path, "model.pooling=attention")[0]
+    assert (run.config.model.pooling, run.pretraining.model.pooling) == ("attention", "mean")
 
 
 def test_chunks_are_pretrained_on_the_first_one(config):

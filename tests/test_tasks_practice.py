@@ -123,6 +123,14 @@ def test_a_text_read_in_chunks(pooling):
         model(jnp.ones((1, 15), int))
 
 
+def test_weights_of_tokens_are_those_of_the_whole_text_read_in_chunks():
+    sizes = {"num_layers": 1, "width": 8, "num_heads": 2, "mlp_dim": 8, "pooling": "attention"}
+    model = EncoderClassifier(11, 3, 8, attention=Full(), chunk_len=4, rngs=nnx.Rngs(0), **sizes)
+    inputs, mask = jnp.arange(1, 9)[None], jnp.arange(8)[None] < 7
+    encoded = model.encode(inputs.reshape(2, 4), mask.reshape(2, 4)).reshape(1, 8, 8)
+    np.testing.assert_allclose(model(inputs, mask), model.classify(model.weighted_mean(encoded, mask)), atol=1e-6)
+
+
 def test_steps_follow_the_data_where_epochs_are_given():
     config = TrainConfig(num_steps=1000, batch_size=32, num_epochs=2.5)
     assert config.steps_for(320).num_steps == 25

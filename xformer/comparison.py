@@ -276,8 +276,10 @@ def comparison_parts(config: ConfigDict) -> dict[str, ConfigDict]:
     return parts
 
 
-def pretraining_run(config: ConfigDict, run: ConfigDict) -> ConfigDict | None:
+def pretraining_run(config: ConfigDict, run: ConfigDict, num_steps: int | None = None) -> ConfigDict | None:
     """The complete config of what a run of a checked comparison starts from; None where there is no `pretrain`.
+
+    num_steps: those that `pretrain.train_flops` pay for, where they are known.
 
     Raises:
       ConfigError: that can't be run, or the run starts elsewhere.
@@ -287,7 +289,7 @@ def pretraining_run(config: ConfigDict, run: ConfigDict) -> ConfigDict | None:
     if run.train.init_from != pretraining.FOLDER:
         raise ConfigError(f"pretrain: got a section, takes None where train.init_from is {run.train.init_from!r}")
     try:
-        return check(pretraining.config_of(plain(run), plain(config.pretrain)))
+        return check(pretraining.config_of(plain(run), plain(config.pretrain), num_steps))
     except ConfigError as error:
         raise ConfigError(f"pretrain: {str(error).removeprefix('pretrain: ')}") from None
 

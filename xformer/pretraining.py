@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from xformer import schema
+from xformer import budget, schema
 from xformer.checks import check_integer
 from xformer.models import MODELS, Encoder
 from xformer.schema import ConfigError
@@ -25,7 +26,8 @@ class Pretrain:
     too.
 
     Attributes:
-      num_steps: optimizer steps.
+      num_steps: optimizer steps, the same for all.
+      train_flops: instead of `num_steps`, training FLOPs of each pretraining: it takes the steps that they pay for.
       batch_size: texts of a step.
       learning_rate, warmup_steps, weight_decay: of the optimizer.
       dropout_rate: of the model.
@@ -33,7 +35,8 @@ class Pretrain:
       eval_every: steps between evaluations and checkpoints; the best is what is started from.
     """
 
-    num_steps: int
+    num_steps: int | None = None
+    train_flops: float | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
     warmup_steps: int | None = None
@@ -43,6 +46,11 @@ class Pretrain:
     eval_every: int | None = None
 
     def __post_init__(self) -> None:
+        if (self.num_steps is None) == (self.train_flops is None):
+            got = f"{self.num_steps} and {self.train_flops:g}" if self.num_steps is not None else "neither"
+            raise ValueError(f"num_steps, pretrain.train_flops: got {got}, takes one of the two")
+        if self.train_flops is not None and not 0 < self.train_flops < math.inf:
+            raise ValueError(f"train_flops: got {self.train_flops:g}, takes a number above 0")
         for name in ("num_steps", "batch_size", "eval_every"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name))
@@ -59,12 +67,13 @@ def complete(section: Any) -> dict[str, Any]:
     return checked
 
 
-def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+def config_of(run: Mapping[str, Any], section: Mapping[str, Any], num_steps: int | None = None) -> dict[str, Any]:
     """The config of the pretraining of a run.
 
     Args:
       run: its complete config, as plain dicts.
       section: the complete `pretrain` section.
+      num_steps: those that its `train_flops` pay for; None: not known yet, as many as the run's.
 
     Raises:
       ConfigError: its model has no encoder to pretrain.
@@ -75,6 +84,8 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, A
         raise ConfigError(f"pretrain: got the model {name!r}, takes one that derives from {Encoder.__module__}.Encoder")
     takes = schema.parameters(MODELS[MODEL])
     model = {key: value for key, value in run["model"].items() if key in takes} | {"name": MODEL}
+    if run["model"].get("pooling") == "attention":  # of the tokens' vectors, which a masked language model has as well
+        model["pooling"] = "mean"
     source = dict(run["task"])
     if (chunk_len := run["model"].get("chunk_len")) is not None:  # attention is made for so many tokens
         if source.get("max_len") is None:
@@ -83,7 +94,7 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, A
             )
         source["max_len"] = min(source["max_len"], chunk_len)
     steps = {
-        "num_steps": given.num_steps,
+        "num_steps": given.num_steps or run["train"]["num_steps"],
         "num_epochs": None,
         "init_from": None,
         "init_strict": False,
@@ -92,7 +103,7 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, A
     others: dict[str, Any] = {"select_metric": None, "select_mode": None, "metrics": (), "callbacks": ()}
     every = {} if given.eval_every is None else dict.fromkeys(("eval_every", "checkpoint_every"), given.eval_every)
     own = lambda *keys: {key: value for key in keys if (value := getattr(given, key)) is not None}
-    return {
+    config = {
         **run,
         "name": f"{run['name']}-{FOLDER}"[: schema.MAX_NAME],
         "model": model | own("dropout_rate"),
@@ -100,3 +111,4 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, A
         "optimizer": run["optimizer"] | own("learning_rate", "warmup_steps", "weight_decay"),
         "train": run["train"] | steps | others | every | own("batch_size"),
     }
+    return budget.scaled(config, num_steps) if given.train_flops is not None and num_steps else config

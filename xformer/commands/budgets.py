@@ -7,12 +7,12 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from xformer import budget as budgets
+from xformer import pretraining
 from xformer.commands import cli, hosts, inspect
 from xformer.commands.comparison_plan import Planned
 from xformer.config import build
@@ -26,31 +26,42 @@ WARM_STEPS, TURNS, TURN_SECONDS = 3, 5, 0.5  # steps before measuring, and how o
 def settle(planned: Sequence[Planned], parts: Mapping[str, ConfigDict], workdir: Path, data_dir: str | None) -> None:
     """Writes `budget.json` of each task: steps for every variant, and for every tuned value that a step's cost is of.
 
-    What is there stays. FLOPs of a step are counted; its time is measured, alone, before anything is trained.
+    So too for pretraining, where FLOPs decide how long that is. What is there stays. FLOPs of a step are counted; its
+    time is measured, alone, before anything is trained.
 
     Raises:
       ConfigError: the budget pays for less than a step, or for no more than the warmup.
     """
     for task, part in parts.items():
-        budget = dict(part.get("budget", {}))
-        if not budget or "steps" in budget:
-            continue
-        path = workdir / task / results.BUDGET
-        known: dict[str, Any] = dict(results.mapping((results.read_json(path) or {}).get("steps")))
-        first = {one.cost_key: one for one in reversed(planned) if one.task == task}
-        missing = {key: one for key, one in first.items() if key not in results.budget_steps(workdir / task)}
-        for key in [key for key in dict.fromkeys(one.cost_key for one in planned) if key in missing]:
-            one = missing[key]
-            flops = "train_flops" in budget
-            cost = count_step(one.config, data_dir) if flops else measure_step(one, data_dir)
-            steps = budgets.affords(budget, cost, key)
-            budgets.check_warmup(budgets.scaled(one.config.to_dict(), steps), key, budget)
+        own = [one for one in planned if one.task == task]
+        _settle(own, dict(part.get("budget", {})), workdir / task, data_dir, task)
+        if (flops := part.get("pretrain", {}).get("train_flops")) is not None:
+            _settle(own, {"train_flops": flops}, workdir / task, data_dir, task, pretraining.FOLDER)
+
+
+def _settle(
+    planned: Sequence[Planned], budget: dict[str, float], workdir: Path, data_dir: str | None, task: str, of: str = ""
+) -> None:
+    """Settles the budget of the runs of a task, or of their pretraining (`of`), in its folder."""
+    if not budget or "steps" in budget:
+        return
+    first = {one.cost_key: one for one in reversed(planned)}
+    missing = {key: one for key, one in first.items() if key not in results.budget_steps(workdir, of)}
+    for key in [key for key in dict.fromkeys(one.cost_key for one in planned) if key in missing]:
+        one, content = missing[key], dict(results.read_json(workdir / results.BUDGET) or {})
+        config = one.pretraining if of and one.pretraining is not None else one.config
+        flops = "train_flops" in budget
+        cost = count_step(config, data_dir) if flops else measure_step(one, data_dir)
+        label = " ".join(filter(None, (key, f"on {task}" if task else "", of)))
+        steps = budgets.affords(budget, cost, label)
+        budgets.check_warmup(budgets.scaled(config.to_dict(), steps), label, budget)
+        each = f"{cost:.3g} FLOPs" if flops else f"{1e3 * cost:.3g} ms"
+        cli.say(f"{label}: {steps:,} steps of {each} each {budgets.spelt(budget)}")
+        if hosts.is_main():
+            known = dict(results.mapping((results.mapping(content.get(of)) if of else content).get("steps")))
             known[key] = {"num_steps": steps, "flops_per_step" if flops else "step_seconds": cost}
-            label = f"{key} on {task}" if task else key
-            each = f"{cost:.3g} FLOPs" if flops else f"{1e3 * cost:.3g} ms"
-            cli.say(f"{label}: {steps:,} steps of {each} each {budgets.spelt(budget)}")
-            if hosts.is_main():
-                folders.write_json(path, {"budget": budget, "steps": known})
+            settled = {"budget": budget, "steps": known}
+            folders.write_json(workdir / results.BUDGET, content | ({of: settled} if of else settled))
         barrier("budget")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from xformer import tuning
+from xformer import pretraining, tuning
 from xformer.comparison import comparison_runs, comparison_trials, pretraining_run
 from xformer.report import results
 
@@ -88,8 +88,8 @@ def plan(parts: Mapping[str, ConfigDict], workdir: Path) -> list[Planned]:
         for (variant, seed, run), (_, _, uncut) in zip(comparison_runs(part, tuned, steps), whole, strict=True):
             folder = results.run_folder(workdir / task, variant, seed)
             waits = "tune_seed" in part and variant not in tuned
-            started = pretraining_run(part, uncut)
             values = tuned.get(variant, {})
+            started = pretraining_run(part, uncut, _pretraining_steps(workdir / task, variant, values))
             runs.append(Planned(task, variant, seed, run, folder, started, values=values, waits=waits))
     order = {seed: index for index, seed in enumerate(next(iter(parts.values())).seeds)}
     return sorted(runs, key=lambda run: order[run.seed])
@@ -109,9 +109,14 @@ def plan_trials(parts: Mapping[str, ConfigDict], workdir: Path) -> list[Planned]
             number = numbers[variant]
             numbers[variant] += 1
             folder = results.trial_folder(workdir / task, variant, number)
-            own = Planned(task, variant, run.seed, run, folder, pretraining_run(part, uncut), "trial", values)
+            started = pretraining_run(part, uncut, _pretraining_steps(workdir / task, variant, values))
+            own = Planned(task, variant, run.seed, run, folder, started, "trial", values)
             trials.append((number, own))
     return [trial for _, trial in sorted(trials, key=lambda pair: pair[0])]
+
+
+def _pretraining_steps(workdir: Path, variant: str, values: Mapping[str, Any]) -> int | None:
+    return results.budget_steps(workdir, pretraining.FOLDER).get(cost_key(variant, values))
 
 
 def of_variant(planned: Sequence[Planned]) -> dict[tuple[str, str], list[Planned]]:

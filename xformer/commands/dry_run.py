@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from xformer import budget as budgets
+from xformer import pretraining
 from xformer.commands import inspect, memory_plan
 from xformer.commands.comparison_plan import Planned, of_variant
 from xformer.config import build
@@ -41,7 +42,9 @@ def table(
         budget = dict((parts or {}).get(task, {}).get("budget", {}))
         is_trial = own[0].role == "trial"
         todo = [run for run in own if not run.ended]
-        counted = {run.cost_key: _counted(run, data_dir, budget) for run in {one.cost_key: one for one in own}.values()}
+        pretrain_flops = (parts or {}).get(task, {}).get("pretrain", {}).get("train_flops")
+        each_kind = {one.cost_key: one for one in own}
+        counted = {key: _counted(one, data_dir, budget, pretrain_flops) for key, one in each_kind.items()}
         flops = [counted[run.cost_key][0] for run in own]
         _, params, size, missing = counted[own[0].cost_key]
         assumed |= missing
@@ -68,23 +71,28 @@ def table(
     return "\n".join(lines)
 
 
-def _counted(run: Planned, data_dir: str | None, budget: Mapping[str, float]) -> tuple[float, int, int, set[str]]:
+def _counted(
+    run: Planned, data_dir: str | None, budget: Mapping[str, float], pretrain_flops: float | None
+) -> tuple[float, int, int, set[str]]:
     """(training FLOPs of a run, its parameters, bytes of a checkpoint, sizes that are assumed).
 
     FLOPs are NaN where a budget in seconds decides them and no step has been timed yet.
     """
     flops, params, size, assumed = 0.0, 0, 0, set()
-    settled = run.cost_key in results.budget_steps(run.folder.parent.parent)
-    for config in filter(None, (run.pretraining, run.config)):
+    known = {of: results.budget_steps(run.folder.parent.parent, of) for of in ("", pretraining.FOLDER)}
+    started = {} if pretrain_flops is None else {"train_flops": pretrain_flops}
+    for of, config, own in ((pretraining.FOLDER, run.pretraining, started), ("", run.config, budget)):
+        if config is None:
+            continue
         experiment = build(config)
         sizes, _ = inspect.data_sizes(experiment, data_dir)
         preprocessing = inspect.preprocessing(experiment, data_dir)
         batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing)
         _, step, state = inspect.training_cost(experiment, sizes, batch)
         num_steps: float = experiment.train.num_steps
-        if config is run.config and not settled and "train_flops" in budget:
-            num_steps = budgets.affords(budget, step.flops, run.cost_key)
-        elif config is run.config and not settled and "seconds" in budget:
+        if run.cost_key not in known[of] and "train_flops" in own:
+            num_steps = budgets.affords(own, step.flops, " ".join(filter(None, (run.cost_key, of))))
+        elif run.cost_key not in known[of] and "seconds" in own:
             num_steps = math.nan
         flops += step.flops * num_steps
         params = steps.num_params(state.params)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from xformer.models.encoder import Encoder, EncoderOptions
+from xformer.models.encoder import Encoder, EncoderOptions, Pooling
 from xformer.nn import masked_mean
 from xformer.nn.check import check_rates, check_sizes, check_tokens
 from xformer.nn.dropout import Dropout
@@ -31,13 +31,15 @@ class EncoderClassifier(Encoder):
     Args:
       vocab_size, max_len: see Encoder.
       num_classes: number of logits.
-      pooling: what is classified: "mean" of the real tokens, "cls", a trained vector put in front of them, or "first",
-        the first token, which the tokenizer puts there, or "last", the last real token, as for causal attention.
+      pooling: what is classified: "mean" of the real tokens, "attention", their mean weighted by a trained query (Yang
+        et al. 2016, equations 5 to 7), "cls", a trained vector put in front of them, "first", the first token, which the
+        tokenizer puts there, or "last", the last real token, as for causal attention.
       head: "linear", one dense layer; or the activation of a dense layer before it, of `width` features ("tanh": BERT's
         pooler, Devlin et al. 2019, section 4.1).
       head_dropout_rate: on what the last layer reads. head_bias: whether that layer has a bias.
       chunk_len: a text is read in chunks of so many tokens, each by itself, with its own positions; what is classified
-        is the mean over the real tokens of all chunks, or over the first or last vectors of those that have any.
+        is the mean, plain or weighted, over the real tokens of all chunks, or over the first or last vectors of those
+        that have any.
         Attention and positions are then made for `chunk_len`. None: the text is read as a whole.
       options: the keywords of Encoder.
 
@@ -51,7 +53,7 @@ class EncoderClassifier(Encoder):
         num_classes: int,
         max_len: int,
         *,
-        pooling: Literal["mean", "cls", "first", "last"] = "mean",
+        pooling: Pooling = "mean",
         chunk_len: int | None = None,
         head: Head = "linear",
         head_dropout_rate: float = 0.0,
@@ -115,7 +117,7 @@ class EncoderClassifier(Encoder):
         mask_CxT = cut(mask)
         chunked = {name: cut(x) for name, x in given.items()}
         encoded_CxTxW = self.encode(cut(inputs), mask_CxT, **chunked, **options)
-        if self.pooling == "mean":
-            return masked_mean(encoded_CxTxW.reshape(batch, -1, encoded_CxTxW.shape[-1]), mask_CxT.reshape(batch, -1))
+        if self.pooling in ("mean", "attention"):
+            return self.pool(encoded_CxTxW.reshape(batch, -1, encoded_CxTxW.shape[-1]), mask_CxT.reshape(batch, -1))
         one_BxNxW = self.pool(encoded_CxTxW, mask_CxT).reshape(batch, -1, encoded_CxTxW.shape[-1])
         return masked_mean(one_BxNxW, mask_CxT.any(axis=1).reshape(batch, -1))

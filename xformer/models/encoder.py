@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Required, Self, TypedDict
+from typing import Any, ClassVar, Literal, Required, Self, TypedDict, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,16 @@ from flax.typing import Dtype
 from xformer import layer_terms
 from xformer.attention import Attention, Shape, entries, tree_paths
 from xformer.checks import ArgumentError, check_integer
-from xformer.nn import Activation, EncoderBlock, NormType, TokenEmbedding, make_positions, masked_mean, stack
+from xformer.nn import (
+    Activation,
+    AttentionPooling,
+    EncoderBlock,
+    NormType,
+    TokenEmbedding,
+    make_positions,
+    masked_mean,
+    stack,
+)
 from xformer.nn.check import check_dropout, check_heads, check_rates, check_sizes, check_tokens
 from xformer.nn.context import Context
 from xformer.nn.dropout import Dropout
@@ -20,6 +29,7 @@ from xformer.nn.norm import make_norm
 from xformer.nn.params import has_params
 
 Array = jax.Array
+Pooling = Literal["mean", "attention", "cls", "first", "last"]
 MAX_LAYERS = 2048  # each is built and traced by itself: a slip of the finger must not take hours
 
 
@@ -75,8 +85,9 @@ class Encoder(nnx.Module):
     Args:
       vocab_size: token ids are in [0, vocab_size).
       max_len: longest input in tokens, not counting the CLS vector.
-      pooling: what `pool` makes one vector of: "mean" of the real tokens, "cls", "first", the first token, which the
-        tokenizer puts there, or "last", the last real token. None: `pool` is not called.
+      pooling: what `pool` makes one vector of: "mean" of the real tokens, "attention", their mean weighted by a trained
+        query (Yang et al. 2016, equations 5 to 7), "cls", "first", the first token, which the tokenizer puts there, or
+        "last", the last real token. None: `pool` is not called.
       attention: an `xformer.attention` op.
       num_layers: number of blocks. width, num_heads, mlp_dim, num_kv_heads, head_dim, share_qk, norm, norm_type,
         norm_epsilon, activation, qk_norm, num_experts, experts_per_token, expert_capacity, balance_weight,
@@ -114,7 +125,7 @@ class Encoder(nnx.Module):
         self,
         vocab_size: int,
         max_len: int,
-        pooling: Literal["mean", "cls", "first", "last"] | None = None,
+        pooling: Pooling | None = None,
         *,
         attention: Attention,
         num_layers: int,
@@ -159,8 +170,8 @@ class Encoder(nnx.Module):
         check_integer("max_depth", max_depth)
         if num_layers > MAX_LAYERS:
             raise ValueError(f"num_layers must be at most {MAX_LAYERS}, got {num_layers}")
-        if pooling not in ("mean", "cls", "first", "last", None):
-            raise ValueError(f"pooling must be 'mean', 'cls', 'first' or 'last', got {pooling!r}")
+        if pooling not in (*get_args(Pooling), None):
+            raise ValueError(f"pooling must be one of {', '.join(map(repr, get_args(Pooling)))}, got {pooling!r}")
         num_positions = Encoder.num_positions(max_len, pooling)
         self.period, cross = len(entries(attention)), self.cross_attention
         shared = share_attention_params and not any(map(has_params, entries(cross) if cross is not None else ()))
@@ -218,6 +229,8 @@ class Encoder(nnx.Module):
             )
         # Post-norm blocks end on a norm of their own.
         self.final_norm = make_own_norm() if norm == "pre" else None
+        pooled = pooling == "attention"
+        self.weighted_mean = AttentionPooling(width, param_dtype=param_dtype, rngs=rngs) if pooled else None
         self.attention, self.num_layers, self.max_len = attention, num_layers, max_len
         self.share_attention_params, self.remat, self.scan_layers = share_attention_params, remat, scan_layers
         self.pooling, self.position_offset, self.max_depth = pooling, position_offset, max_depth
@@ -371,6 +384,8 @@ class Encoder(nnx.Module):
             place_BxT = jnp.where(True if mask is None else mask > 0, jnp.arange(x.shape[1]), 0)
             last_B = jnp.broadcast_to(place_BxT, x.shape[:2]).max(axis=1)
             return jnp.take_along_axis(x, last_B[:, None, None], axis=1)[:, 0]
+        if self.weighted_mean is not None:
+            return self.weighted_mean(x, mask)
         return x[:, 0] if self.pooling in ("cls", "first") else masked_mean(x, mask)
 
     @property
@@ -415,8 +430,8 @@ def _check_attention(
     if pooling in ("cls", "first") and attention.causal:
         raise ArgumentError(
             "pooling",
-            f"pooling must be 'mean' or 'last' where attention is causal, got {pooling!r}: its vector stands in front "
-            "of the tokens and would see none of them",
+            f"pooling must be 'mean', 'attention' or 'last' where attention is causal, got {pooling!r}: its vector "
+            "stands in front of the tokens and would see none of them",
         )
     ops = entries(attention)
     for index, op in enumerate(ops):

@@ -189,9 +189,13 @@ def tuned(workdir: Path) -> dict[str, Mapping[str, Any]]:
     return {variant: mapping(mapping(choice).get("values")) for variant, choice in chosen.items()}
 
 
-def budget_steps(workdir: Path) -> dict[str, int]:
-    """How many steps the budget pays for, by what a step's cost is of (`full`, or `full, width 64`)."""
-    known = mapping((read_json(workdir / BUDGET) or {}).get("steps"))
+def budget_steps(workdir: Path, of: str = "") -> dict[str, int]:
+    """How many steps the budget pays for, by what a step's cost is of (`full`, or `full, width 64`).
+
+    of: "pretrain": those of pretraining, and its own budget.
+    """
+    content = read_json(workdir / BUDGET) or {}
+    known = mapping((mapping(content.get(of)) if of else content).get("steps"))
     return {key: int(steps) for key, entry in known.items() if (steps := number(entry, "num_steps")) >= 1}
 
 
