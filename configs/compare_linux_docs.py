@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from xformer import presets
 
 VARIANTS = ("full", "window", "linformer", "bigbird")
+TRAIN_FLOPS, PRETRAIN_FLOPS = 8e12, 3e12  # of a run in all, and what of them `pretrained` spends on pretraining
 
 
 def get_config(arg: str = "scratch") -> ConfigDict:
@@ -26,11 +27,14 @@ def get_config(arg: str = "scratch") -> ConfigDict:
         raise ValueError(f"got {arg!r}, takes scratch or pretrained")
     linux_docs = presets.sibling(__file__, "linux_docs")
     base = linux_docs.get_config()
-    base.task.max_len = 2048
-    base.train.update(num_steps=800, batch_size=16, eval_every=200, checkpoint_every=200)
+    base.task.max_len = 4096
+    base.train.update(num_steps=300, batch_size=8, eval_every=100, checkpoint_every=100)
+    base.optimizer.warmup_steps = 30
     attentions = {variant: linux_docs.attention(variant) for variant in VARIANTS}
     report = {"cost_lengths": (1024, 4096, 16384), "measure_up_to": 4096}
     comparison = presets.comparison(f"linux_docs_{arg}", base, attentions, seeds=(0, 1, 2), report=report)
+    comparison.budget = ConfigDict({"train_flops": TRAIN_FLOPS})
     if arg == "pretrained":
-        comparison.pretrain = ConfigDict({"num_steps": 800, "dropout_rate": 0.1})
+        comparison.budget.train_flops -= PRETRAIN_FLOPS
+        comparison.pretrain = ConfigDict({"train_flops": PRETRAIN_FLOPS, "learning_rate": 4e-3, "dropout_rate": 0.1})
     return comparison

@@ -33,7 +33,16 @@ def get_config(arg: str = "full") -> ConfigDict:
         f"linux_docs_{arg}",
         attention=attention(arg),
         task={"name": "linux_docs", "max_len": 1024, "vocab": "subword"},
-        model={"num_layers": 1, "width": 64, "num_heads": 2, "mlp_dim": 128, "dropout_rate": 0.3},
-        optimizer={"learning_rate": 4e-3, "warmup_steps": 50, "weight_decay": 0.1},
+        model={
+            "num_layers": 1,
+            "width": 64,
+            "num_heads": 2,
+            "mlp_dim": 128,
+            "dropout_rate": 0.2,
+            "pooling": "attention",
+            "position_embedding": "none",
+            "scale_embeddings": False,
+        },
+        optimizer={"learning_rate": 1e-2, "warmup_steps": 50, "weight_decay": 0.1},
         train={"num_steps": 700, "batch_size": 32, "eval_every": 100, "checkpoint_every": 100, "log_every": 20},
     )
