@@ -173,8 +173,9 @@ def test_the_kernel_documents_are_compared_from_scratch_or_pretrained():
     scratch, pretrained = (
         comparisons.load_comparison(f"{CONFIGS}/compare_linux_docs.py:{way}") for way in ("scratch", "pretrained")
     )
-    assert "pretrain" not in scratch and pretrained.pretrain.num_steps == scratch.base.train.num_steps
-    assert pretrained.base.task == scratch.base.task and pretrained.variants.keys() == scratch.variants.keys()
+    assert pretrained.base == scratch.base and pretrained.variants.keys() == scratch.variants.keys()
+    in_all = pretrained.budget.train_flops + pretrained.pretrain.train_flops
+    assert "pretrain" not in scratch and scratch.budget.train_flops == in_all and scratch.base.task.max_len == 4096
     with pytest.raises(ConfigError, match="takes scratch or pretrained"):
         comparisons.load_comparison(f"{CONFIGS}/compare_linux_docs.py:both")
 
