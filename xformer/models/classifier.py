@@ -32,7 +32,7 @@ class EncoderClassifier(Encoder):
       vocab_size, max_len: see Encoder.
       num_classes: number of logits.
       pooling: what is classified: "mean" of the real tokens, "attention", their mean weighted by a trained query (Yang
-        et al. 2016, equations 5 to 7), "cls", a trained vector put in front of them, "first", the first token, which the
+        et al. 2016, equations 5 to 7), "cls", a trained vector in front of them, "first", the first token, which the
         tokenizer puts there, or "last", the last real token, as for causal attention.
       head: "linear", one dense layer; or the activation of a dense layer before it, of `width` features ("tanh": BERT's
         pooler, Devlin et al. 2019, section 4.1).
