@@ -38,6 +38,8 @@ def test_a_part_changes_attention_position_and_seed_alone(part):
 
 def test_documents_are_the_same_from_scratch_and_pretrained():
     scratch, pretrained = (comparisons.load_comparison(f"study:{part}") for part in TEXTS[1:])
-    assert scratch.base == pretrained.base and scratch.budget == pretrained.budget and scratch.tune == pretrained.tune
+    assert scratch.base == pretrained.base and scratch.tune == pretrained.tune
+    in_all = pretrained.budget.train_flops + pretrained.pretrain.train_flops
+    assert scratch.budget.train_flops == in_all
     with refuses(ConfigError, "needle", "documents_pretrained", "reviews2"):
         comparisons.load_comparison("study:reviews2")
