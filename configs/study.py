@@ -3,14 +3,14 @@
   make study                                      all parts, one after the other, into runs/study/PART
   python -m experiments.compare --config=configs/study.py:needle --workdir=runs/study/needle
 
-The argument is a part. Probes: needle (127 symbols), order (31) and recall (64, causal but for Linformer); six
-variants with each position that they take, five seeds. Texts: reviews (films, 512 subwords), documents (the Linux
-kernel's, 1,024 subwords) and documents_pretrained, where every run starts from a masked language model of its own; four
-variants, three seeds. Within a part each run takes the steps that the same training FLOPs pay for, those of pretraining
-among them. Of four learning rates each variant has the one that is best on validation, with a seed of its own.
-All variants of a part have the same depth, width, data and batch size. Without a position term probes and reviews have
-absolute positions, documents none; Shaw's and rotary positions stand alone. Measured so far: order, in 17 minutes on two
-CPU cores beside other work (docs/results.md).
+The argument is a part. Probes: needle (127 symbols), order (31) and recall (64, causal but for Linformer); six variants
+with each position that they take, five seeds. Texts: reviews (films, 512 subwords), documents (the Linux kernel's,
+1,024 subwords) and documents_pretrained, where every run starts from a masked language model of its own; four variants,
+three seeds. Within a part each run takes the steps that the same training FLOPs pay for, those of pretraining among
+them. Of four learning rates each variant has the one that is best on validation, with a seed of its own. All variants
+of a part have the same depth, width, data and batch size. Without a position term probes and reviews have absolute
+positions, documents none; Shaw's and rotary positions stand alone. Measured so far: order, in 17 minutes on two CPU
+cores beside other work (docs/results.md).
 """
 
 from __future__ import annotations
