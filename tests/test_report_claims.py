@@ -75,6 +75,25 @@ def test_better_is_said_from_three_seeds_and_outside_the_noise(tmp_path, full, b
     assert ("best" in text) == ("has the best" in says)
 
 
+def test_the_best_is_not_called_better_than_what_the_paired_tests_do_not_tell_from_it(tmp_path):
+    """Intervals that are apart, but of seven comparisons: with Holm's correction none is found."""
+    others = {f"window-{index}": [0.80, 0.95, 0.84, 0.91, 0.87] for index in range(7)}
+    text = lead(compared(tmp_path, {"full": [0.999, 1.0, 1.0, 1.0, 1.0], **others}, examples=10**6))
+    assert text.startswith(
+        "full has the highest mean test accuracy, 100.0 ± 0.1 %, but is not clearly better than window"
+    )
+    assert "or paired tests don't tell them apart" in text
+    text = lead(compared(tmp_path, {"full": [1.0] * 5, "window-0": others["window-0"]}, examples=10**6))
+    assert text.startswith("full has the best test accuracy, 100.0 ± 0.0 %")
+
+
+def test_at_equal_flops_none_takes_the_fewest(tmp_path):
+    compared(tmp_path, {"full": [0.7, 0.71, 0.7], "bigbird": [0.69, 0.7, 0.7]})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"budget": {"train_flops": 1e9}}))
+    assert "fewest" not in lead(results.load(tmp_path))
+
+
 def test_more_test_examples_can_tell(tmp_path):
     accuracies = {"full": [0.80] * 3, "bigbird": [0.81] * 3}
     assert "bigbird has the best test accuracy" in lead(compared(tmp_path, accuracies, examples=1_000_000))

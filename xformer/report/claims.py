@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from xformer import budget
-from xformer.report import formatting, summary
+from xformer.report import against, formatting, summary
 from xformer.report.results import Comparison
 from xformer.report.summary import MIN_SEEDS, Row
 
@@ -52,19 +52,30 @@ def _quality(comparison: Comparison, done: Sequence[Row]) -> str:
     over = "over seeds and test examples" if any(row.examples_half_width for row in done) else "over seeds"
     end = "highest" if comparison.higher_is_better else "lowest"
     level = [row for row in done if row.quality.mean == best.quality.mean]
-    rivals = [row.variant for row in done if row not in level and not summary.clearly_differ(best, row)]
+    ties = _ties(comparison, done, level)
+    near = {row.variant for row in done if row not in level and not summary.clearly_differ(best, row)}
+    rivals = [row.variant for row in done if row.variant in near | ties and row not in level]
     if len(level) > 1:
         but = f", but are not clearly better than {formatting.listed(rivals)}" if rivals else ""
         return f"{formatting.listed([row.variant for row in level])} share the {end} mean {metric}, {spell(best)}{but}."
     if rivals:
         return (f"{best.variant} has the {end} mean {metric}, {spell(best)}, but is not clearly better than "
-                f"{formatting.listed(rivals)}: their 95 % intervals, {over}, overlap.")  # fmt: skip
+                f"{formatting.listed(rivals)}: their 95 % intervals, {over}, overlap"
+                + (", or paired tests don't tell them apart." if ties - near else "."))  # fmt: skip
     return (f"{best.variant} has the best {metric}, {spell(best)}: its 95 % interval, {over}, overlaps no other "
             "variant's.")  # fmt: skip
 
 
+def _ties(comparison: Comparison, done: Sequence[Row], level: Sequence[Row]) -> set[str]:
+    """The variants that the paired tests don't tell from the baseline, where that is among the best."""
+    best = comparison.reference in {row.variant for row in level}
+    return {one.row.variant for one in against.against(comparison, done) if best and one.verdict == "tie"}
+
+
 def _cheapest(comparison: Comparison, rows: Sequence[Row], done: Sequence[Row]) -> str:
     """Which variant takes the fewest FLOPs, among those that learnt something: a run at chance is cheap for nothing."""
+    if "train_flops" in comparison.budget:  # as many for all, but for what is left of one step
+        return ""
     reference = next(row for row in rows if row.variant == comparison.reference)
     usable = [row for row in done if math.isfinite(row.train_flops) and not row.chance_seeds and not row.broken_seeds]
     if len(usable) < 2 or not math.isfinite(reference.train_flops):
