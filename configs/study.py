@@ -9,8 +9,8 @@ with each position that they take, five seeds. Texts: reviews (films, 512 subwor
 three seeds. Within a part each run takes the steps that the same training FLOPs pay for, those of pretraining among
 them. Of four learning rates each variant has the one that is best on validation, with a seed of its own. All variants
 of a part have the same depth, width, data and batch size. Without a position term probes and reviews have absolute
-positions, documents none; Shaw's and rotary positions stand alone. Measured so far: needle in an hour and order in
-17, both on two CPU cores beside other work (docs/results.md).
+positions, documents none; Shaw's and rotary positions stand alone. Measured so far: needle in an hour, order in 17
+minutes, both on two CPU cores beside other work (docs/results.md).
 """
 
 from __future__ import annotations
