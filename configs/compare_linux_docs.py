@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from xformer import presets
 
 VARIANTS = ("full", "window", "linformer", "bigbird")
-TRAIN_FLOPS, PRETRAIN_FLOPS = 8e12, 3e12  # of a run in all, and what of them `pretrained` spends on pretraining
+TRAIN_FLOPS, PRETRAIN_FLOPS = 4e12, 1.5e12  # of a run in all, and what of them `pretrained` spends on pretraining
 
 
 def get_config(arg: str = "scratch") -> ConfigDict:
@@ -28,7 +28,7 @@ def get_config(arg: str = "scratch") -> ConfigDict:
     linux_docs = presets.sibling(__file__, "linux_docs")
     base = linux_docs.get_config()
     base.task.max_len = 4096
-    base.train.update(num_steps=300, batch_size=8, eval_every=100, checkpoint_every=100)
+    base.train.update(num_steps=300, batch_size=8, eval_every=100, checkpoint_every=100, length_buckets=4)
     base.optimizer.warmup_steps = 30
     attentions = {variant: linux_docs.attention(variant) for variant in VARIANTS}
     report = {"cost_lengths": (1024, 4096, 16384), "measure_up_to": 4096}

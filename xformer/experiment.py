@@ -24,7 +24,7 @@ from xformer.models import MODELS, Encoder
 from xformer.schema import ConfigError
 from xformer.train import Engine, TrainConfig, Trainer, by_path, optimizers
 from xformer.train.parallel import make_layout
-from xformer.train.settings import check_batch_size, selection
+from xformer.train.settings import check_data, selection
 from xformer.train.sums import reduce
 from xformer.tree_paths import Blocks
 
@@ -114,8 +114,7 @@ class Experiment:
         sections.construct("task", self.config.to_dict(), lambda: self.task.prepare(data_dir, progress=progress))
         data = self.task.open(data_dir)
         train = self.train.steps_for(data.num_examples("train"))
-        check = lambda: check_batch_size(train, data.num_examples("train"))
-        sections.construct("train", self.config.to_dict(), check)
+        sections.construct("train", self.config.to_dict(), lambda: check_data(train, data))
         sizes = self.task.sizes(data.preprocess)
         model_fn = self.model_fn(**sizes)
         if freeze := self.config.optimizer.get("freeze"):

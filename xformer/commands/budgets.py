@@ -66,12 +66,13 @@ def _settle(
 
 
 def count_step(config: ConfigDict, data_dir: str | None) -> float:
-    """FLOPs of one training step of a run, counted in its jaxpr: forward, backward and optimizer."""
+    """FLOPs of one training step of a run, counted in its jaxpr: forward, backward and optimizer.
+
+    Of batches by length (`train.length_buckets`), the mean over an epoch.
+    """
     experiment = build(config)
     sizes, _ = inspect.data_sizes(experiment, data_dir)
-    preprocessing = inspect.preprocessing(experiment, data_dir)
-    batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing)
-    return float(inspect.training_cost(experiment, sizes, batch)[1].flops)
+    return inspect.mean_training_cost(experiment, sizes, data_dir)[0]
 
 
 def measure_step(planned: Planned, data_dir: str | None) -> float:
@@ -83,11 +84,11 @@ def measure_step(planned: Planned, data_dir: str | None) -> float:
 
         def seconds(count: int) -> float:
             nonlocal state
-            began = time.perf_counter()
+            began, compiling = time.perf_counter(), engine.train_step.seconds
             for _ in range(count):
                 state, report = engine.step(state, next(batches))
             jax.block_until_ready((state.step, report))
-            return time.perf_counter() - began
+            return time.perf_counter() - began - (engine.train_step.seconds - compiling)
 
         seconds(WARM_STEPS)
         count = max(1, min(round(TURN_SECONDS / seconds(1)), 1000))

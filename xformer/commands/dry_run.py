@@ -86,15 +86,13 @@ def _counted(
             continue
         experiment = build(config)
         sizes, _ = inspect.data_sizes(experiment, data_dir)
-        preprocessing = inspect.preprocessing(experiment, data_dir)
-        batch = experiment.task.example_batch(experiment.train.batch_size, preprocessing)
-        _, step, state = inspect.training_cost(experiment, sizes, batch)
+        each, state = inspect.mean_training_cost(experiment, sizes, data_dir)
         num_steps: float = experiment.train.num_steps
         if run.cost_key not in known[of] and "train_flops" in own:
-            num_steps = budgets.affords(own, step.flops, " ".join(filter(None, (run.cost_key, of))))
+            num_steps = budgets.affords(own, each, " ".join(filter(None, (run.cost_key, of))))
         elif run.cost_key not in known[of] and "seconds" in own:
             num_steps = math.nan
-        flops += step.flops * num_steps
+        flops += each * num_steps
         params = steps.num_params(state.params)
         size = sum(math.prod(x.shape) * _item_size(x) for x in jax.tree.leaves(state))
         assumed |= set(sizes.assumed)

@@ -9,8 +9,11 @@ Arrays are abstract: a model of any size takes no memory, and a mesh needs no de
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from xformer.report import patterns, style
 from xformer.schema import ConfigError
 from xformer.train import step as steps
 
+MOST_BATCHES = 512  # that an epoch's lengths are counted by
 MAX_PICTURE = 2048  # positions on a side of the pattern that is computed
 
 
@@ -93,6 +97,9 @@ def command(argv: Sequence[str]) -> None:
     print()
     chain = sequential_products(experiment, sizes, batch)
     print(totals(experiment, sizes, forward, training, state, chain, sum(tokens)))
+    if experiment.train.length_buckets > 1:
+        print(f"These are FLOPs of the longest batches; train.length_buckets {experiment.train.length_buckets} makes "
+              "shorter ones of shorter texts.")  # fmt: skip
     if meshes:
         print()
         print(memory_by_mesh.table(state, meshes))
@@ -271,6 +278,34 @@ def training_cost(
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
     state = steps.TrainState(zero, params, rest, jax.eval_shape(optimizer.init, params))
     return forward, cost.count(step, state, dict(batch), seed), state
+
+
+def mean_training_cost(
+    experiment: Experiment, sizes: Mapping[str, int], data_dir: str | None
+) -> tuple[float, steps.TrainState]:
+    """(FLOPs of a training step, the training state); of batches by length, the mean over those of an epoch.
+
+    Where there are more than `MOST_BATCHES`, over so many. Of data that is not prepared, batches of `max_len` count.
+    """
+    train, known = experiment.train, preprocessing(experiment, data_dir)
+    abstract = experiment.task.example_batch(train.batch_size, known)
+    if train.length_buckets == 1 or known is None:
+        _, step, state = training_cost(experiment, sizes, abstract)
+        return float(step.flops), state
+    data = experiment.task.open(data_dir)
+    batches = data.batches("train", train.batch_size, seed=experiment.seed, shuffle=True, epochs=None,
+                           length_buckets=train.length_buckets)  # fmt: skip
+    count = min(math.ceil(data.num_examples("train") / train.batch_size), MOST_BATCHES)
+    shapes = collections.Counter(
+        tuple((name, x.shape, x.dtype) for name, x in sorted(batch.items()))
+        for batch in itertools.islice(batches, count)
+    )
+    total = 0.0
+    for shape, times in shapes.items():
+        batch = {name: jax.ShapeDtypeStruct(dims, dtype) for name, dims, dtype in shape}
+        _, step, state = training_cost(experiment, sizes, batch)
+        total += times * step.flops
+    return total / count, state
 
 
 def sequential_products(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]) -> int:

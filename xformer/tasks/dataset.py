@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -171,6 +171,8 @@ class TaskData:
       cut: which tokens of a longer text are kept.
     """
 
+    by_length: ClassVar[bool] = True  # whether texts of like length can meet in a batch
+
     def __init__(
         self,
         corpus: store.Corpus,
@@ -255,8 +257,15 @@ class TaskData:
         epochs: int | None,
         shard_index: int = 0,
         shard_count: int = 1,
+        length_buckets: int = 1,
+        multiple: int = 1,
     ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
-        """A Grain iterator over a split; see `xformer.tasks.pipeline.batches`. `batch_size` is that of one shard."""
+        """A Grain iterator over a split; see `xformer.tasks.pipeline.batches`. `batch_size` is that of one shard.
+
+        length_buckets: above 1, batches hold texts of like length and are padded to one of so many lengths: `max_len`,
+        half of it, a quarter, ..., each a multiple of `multiple`; see `xformer.tasks.pipeline.ByLength`.
+        """
+        padded = pipeline.bucket_lengths(self.max_len, length_buckets, multiple)
         return pipeline.batches(
             self.num_examples(split),
             batch_size,
@@ -266,6 +275,7 @@ class TaskData:
             epochs=epochs,
             shard_index=shard_index,
             shard_count=shard_count,
+            by_length=pipeline.ByLength(self.examples(split).lengths, padded) if length_buckets > 1 else None,
         )
 
     def _reader(self, split: str, batch_size: int, seed: int) -> pipeline.Read:

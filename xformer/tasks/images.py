@@ -209,6 +209,8 @@ def _fashion(folder: Path, _: Progress) -> tuple[Splits, list[str]]:
 class ImageData(TaskData):
     """Images as rows of values; those of training with what their views are drawn by."""
 
+    by_length = False  # all batches have one length
+
     def __init__(self, task: ImageClasses, corpus: store.Corpus) -> None:
         self._task = task
         super().__init__(corpus, task.length)

@@ -208,6 +208,8 @@ class LanguageData(TaskData):
     An example is a row. `info` has the share of `padding` and the number of `documents` by split, and `stride`.
     """
 
+    by_length = False  # all batches have one length
+
     def __init__(self, task: Packing, corpus: store.Corpus) -> None:
         splits = {split: _unlabelled(documents) for split, documents in corpus.splits.items()}
         facts = {**corpus.facts, "documents": {split: len(documents) for split, documents in splits.items()}}

@@ -168,7 +168,7 @@ class MaskedData(TaskData):
     def _hide(self, inputs: np.ndarray, kind: int, keys: np.ndarray) -> dict[str, np.ndarray]:
         """The batch of whole texts, int32 [rows, length], hidden by the draws of a key for each row, int [rows, n]."""
         inputs = inputs.copy()
-        places = np.zeros((len(inputs), self._task.num_places), np.int32)
+        places = np.zeros((len(inputs), self._task.num_hidden(inputs.shape[1])), np.int32)
         targets = np.full_like(places, NO_LABEL)
         for row, key in enumerate(keys.tolist()):
             length = int(np.count_nonzero(inputs[row]))

@@ -46,6 +46,8 @@ class PairData(TaskData):
     of which a source or a target is cut.
     """
 
+    by_length = False  # all batches have one length
+
     def __init__(self, task: PairOptions, corpus: store.Corpus) -> None:
         splits = {split: dataclasses.replace(e, labels=unlabelled(len(e))) for split, e in corpus.splits.items()}
         facts = {**corpus.facts, "pairs": {split: len(pairs) for split, pairs in splits.items()}}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +20,31 @@ Change = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], dict[str, np.
 """Makes a batch of one that was read, given the index and the epoch of each of its examples, int64 [examples]."""
 
 
-Read = Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
-"""Makes a batch of the numbers of its examples and the epoch of each, int64 [examples], and of nothing else. There are
-fewer than the batch has rows where fillers are to complete it."""
+Read = Callable[..., dict[str, np.ndarray]]
+"""Makes a batch of the numbers of its examples and the epoch of each, int64 [examples], and of nothing else; where
+batches are by length also of that which theirs are padded to. There are fewer than the batch has rows where fillers are
+to complete it."""
+
+SORTED = 32  # batches whose examples are sorted by length together, and then come in any order
+EXAMPLE_INDEX = "example_index"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByLength:
+    """How examples of like length meet in a batch.
+
+    lengths: tokens of each example as it is read, int64 [examples].
+    padded: what batches are padded to, ascending; each to the least that its longest example fits.
+    """
+
+    lengths: np.ndarray
+    padded: tuple[int, ...]
+
+
+def bucket_lengths(max_len: int, buckets: int, multiple: int = 1) -> tuple[int, ...]:
+    """`max_len`, half of it, a quarter and so on, `buckets` of them, ascending; rounded up to a multiple."""
+    halves = (-(-max_len // 2**index) for index in range(buckets))
+    return tuple(sorted({min(-(-half // multiple) * multiple, max_len) for half in halves}))
 
 
 def reader(
@@ -35,17 +60,17 @@ def reader(
 ) -> Read:
     """What reads batches of texts for `batches`.
 
-    A batch has `inputs` int32 [batch_size, max_len] (0 is padding), `inputs2` likewise where examples have two
-    documents, and what `read_targets` gives. What `change` makes of it has to depend on its arguments alone, so that a
-    run goes on exactly, on any number of shards.
+    A batch has `inputs` int32 [batch_size, max_len], or as long as it is asked for (0 is padding), `inputs2`
+    likewise where examples have two documents, and what `read_targets` gives. What `change` makes of it has to
+    depend on its arguments alone, so that a run goes on exactly, on any number of shards.
     """
 
-    def read(mine: np.ndarray, epoch: np.ndarray) -> dict[str, np.ndarray]:
-        found = {"inputs": examples.pad(mine, batch_size, max_len, cut)}
+    def read(mine: np.ndarray, epoch: np.ndarray, length: int = max_len) -> dict[str, np.ndarray]:
+        found = {"inputs": examples.pad(mine, batch_size, length, cut)}
         if examples.tokens2 is not None:
-            found["inputs2"] = examples.pad_second(mine, batch_size, max_len, cut)
+            found["inputs2"] = examples.pad_second(mine, batch_size, length, cut)
         numbers: dict[str, Any] = {"center": center, "scale": scale, "class_weights": class_weights}
-        found |= read_targets(examples, mine, batch_size, max_len=max_len, **numbers)
+        found |= read_targets(examples, mine, batch_size, max_len=length, **numbers)
         return found if change is None else change(found, mine, epoch)
 
     return read
@@ -61,6 +86,7 @@ def batches(
     epochs: int | None,
     shard_index: int = 0,
     shard_count: int = 1,
+    by_length: ByLength | None = None,
 ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
     """A Grain iterator of the batches that `read` makes, with exact `get_state()` and `set_state()`.
 
@@ -72,6 +98,11 @@ def batches(
     batch_size of each global batch of n * batch_size, so all shards yield equally many batches and n shards together
     see the batches that one would see with n times the batch size, row for row. The state counts global batches and is
     the same in every shard.
+
+    With `by_length` the examples of `SORTED` batches at a time are sorted by length, cut into batches, and these
+    come in an order that depends on `seed` and where they stand only; without shuffling all examples are sorted,
+    and batches have `example_index`, int32 [batch_size], the number of each example, -1 of fillers. All shards pad
+    to one length.
 
     Raises ValueError for a batch size, shard or number of epochs that makes no sense, and for a split without examples.
     """
@@ -85,17 +116,41 @@ def batches(
         raise ValueError("a split without examples has no batches")
 
     grain = extras.load("grain")
-
-    def read_rows(global_batch: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
-        rows = slice(shard_index * batch_size, (shard_index + 1) * batch_size)
-        return read(*np.asarray(global_batch[rows], np.int64).reshape(-1, 2).T)
-
+    hashed = int(np.random.SeedSequence(seed).generate_state(1)[0])
     order = grain.MapDataset.range(num_examples)
     if shuffle:
         # Grain shuffles epoch e with seed + e: unhashed, seed 0 would see in epoch 1 what seed 1 sees in epoch 0.
-        order = order.shuffle(seed=int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        order = order.shuffle(seed=hashed)
     numbered = order.repeat(epochs).map_with_index(lambda place, example: (example, place // num_examples))
-    dataset = numbered.batch(batch_size * shard_count, drop_remainder=False, batch_fn=read_rows)
+    size, rows = batch_size * shard_count, slice(shard_index * batch_size, (shard_index + 1) * batch_size)
+    pairs = lambda chosen: np.asarray(chosen, np.int64).reshape(-1, 2)
+    if by_length is None:
+        read_rows = lambda chosen: read(*pairs(chosen[rows]).T)
+        dataset = numbered.batch(size, drop_remainder=False, batch_fn=read_rows)
+    else:
+        total = sys.maxsize if epochs is None else num_examples * epochs
+        group = SORTED if shuffle else -(-total // size)  # batches
+        lengths, padded = np.minimum(by_length.lengths, by_length.padded[-1]), np.asarray(by_length.padded)
+
+        @functools.lru_cache(maxsize=2)
+        def grouped(number: int) -> list[np.ndarray]:
+            first = number * group * size
+            found = pairs([numbered[place] for place in range(first, min(first + group * size, total))])
+            found = found[np.argsort(lengths[found[:, 0]], kind="stable")]
+            cut = [found[start : start + size] for start in range(0, len(found), size)]
+            random = np.random.Generator(np.random.Philox(np.random.SeedSequence([hashed, number]))).random(len(cut))
+            return [cut[place] for place in np.argsort(random, kind="stable")] if shuffle else cut
+
+        def read_sorted(number: int) -> dict[str, np.ndarray]:
+            chosen = grouped(number // group)[number % group]
+            longest = lengths[chosen[:, 0]].max()
+            mine = chosen[rows]
+            batch = read(*mine.T, int(padded[np.searchsorted(padded, longest)]))
+            index = np.full(batch_size, -1, np.int32)
+            index[: len(mine)] = mine[:, 0]
+            return batch if shuffle else {**batch, EXAMPLE_INDEX: index}
+
+        dataset = grain.MapDataset.range(sys.maxsize if epochs is None else -(-total // size)).map(read_sorted)
     # No threads: a batch takes a fraction of a millisecond, and handing it between threads costs more than making it.
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 

@@ -177,11 +177,11 @@ class TreebankData(TaskData):
 
     def _change(self, split: str, seed: int) -> pipeline.Change:
         del seed
-        examples, width = self.examples(split), self.max_len
+        examples = self.examples(split)
 
         def with_parents(batch: dict[str, np.ndarray], rows: np.ndarray, epochs: np.ndarray) -> dict[str, np.ndarray]:
             del epochs
-            return {**batch, "parents": examples.pad_parents(rows, len(batch["inputs"]), width)}
+            return {**batch, "parents": examples.pad_parents(rows, *batch["inputs"].shape)}
 
         return with_parents
 

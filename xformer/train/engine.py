@@ -49,11 +49,15 @@ class Data(Protocol):
         epochs: int | None,
         shard_index: int = 0,
         shard_count: int = 1,
+        length_buckets: int = 1,
+        multiple: int = 1,
     ) -> Any:
         """An iterator over dicts of numpy arrays; `batch_size` is that of one of `shard_count` shards.
 
         Shard s has rows s * batch_size to (s + 1) * batch_size of each global batch. Without shuffling, examples come
-        in their order, and fillers (weight 0) after the last.
+        in their order, and fillers (weight 0) after the last; with several buckets they may come in another, and
+        batches then have `INDEX`, int32 [batch_size], the number of each example, -1 of fillers. Only data that is
+        `by_length` is asked for several; all shards then pad a batch to one length, a multiple of `multiple`.
         """
 
     def facts_by_example(self, split: str) -> Mapping[str, np.ndarray]:
@@ -64,17 +68,18 @@ class Data(Protocol):
 
 
 class Compiled:
-    """A jitted or pmapped step, compiled at the first call; another batch shape compiles again and is reported.
+    """A jitted or pmapped step, compiled at the first call; more batch shapes than are expected are reported.
 
     What the compiler planned is held against the memory that there is before anything runs, see `memory.check`.
 
     Attributes:
       seconds: time spent compiling.
-      peak_bytes: memory that one device needs to run it, as planned by the compiler; None if that is unknown.
+      peak_bytes: memory that one device needs to run it, as planned by the compiler, the most of all shapes; None if
+        that is unknown.
     """
 
-    def __init__(self, name: str, function: Any) -> None:
-        self._name, self._function = name, function
+    def __init__(self, name: str, function: Any, shapes: int = 1) -> None:
+        self._name, self._function, self._expected = name, function, shapes
         self._by_shape: dict[tuple, Any] = {}
         self.seconds = 0.0
         self.peak_bytes: int | None = None
@@ -82,7 +87,7 @@ class Compiled:
     def __call__(self, state: Any, batch: Mapping[str, jax.Array], *rest: Any) -> Any:
         shape = tuple((name, array.shape, array.dtype) for name, array in sorted(batch.items()))
         if shape not in self._by_shape:
-            if self._by_shape:
+            if len(self._by_shape) >= self._expected:
                 spelt = ", ".join(f"{name} {dtype}{list(dims)}" for name, dims, dtype in shape)
                 logger.warning("the %s is compiled again: a batch has another shape (%s)", self._name, spelt)
             start = time.perf_counter()
@@ -90,7 +95,7 @@ class Compiled:
             self.seconds += time.perf_counter() - start
             plan = memory.Plan.of(compiled)
             if plan is not None:
-                self.peak_bytes = self.peak_bytes or plan.total
+                self.peak_bytes = max(self.peak_bytes or 0, plan.total)
                 memory.check(self._name, plan)
             self._by_shape[shape] = compiled
             memory.release()
@@ -168,8 +173,9 @@ class Engine:
             )
             on_mesh = self.layout.wrap(make(axis), donate=True, out=(shardings, self.layout.replicated))
             evaluate = self.layout.wrap(steps.eval_step(graphdef, task, axis_name=axis))
+            compiled = lambda name, function: Compiled(name, function, train.length_buckets)
             return Steps(
-                graphdef, make(None), Compiled("training step", on_mesh), Compiled("evaluation step", evaluate)
+                graphdef, make(None), compiled("training step", on_mesh), compiled("evaluation step", evaluate)
             )
 
         state = lambda engine: jax.tree.flatten(engine.abstract)
@@ -232,7 +238,17 @@ class Engine:
             epochs=None,
             shard_index=index,
             shard_count=count,
+            **self._by_length(),
         )
+
+    def _by_length(self) -> dict[str, int]:
+        """What `data.batches` is told of lengths: nothing where all batches have that of the data."""
+        if self._train.length_buckets == 1:
+            return {}
+        return {
+            "length_buckets": self._train.length_buckets,
+            "multiple": self.layout.mesh.shape["sequence"],
+        }
 
     def evaluate(
         self,
@@ -259,7 +275,8 @@ class Engine:
         size = min(self._train.eval_batch_size or self._train.batch_size, max(largest, self.layout.batch_shards))
         index, count = self.layout.data_shard(self.layout.batch_shards)
         size = max(size // count, 1)
-        batches = data.batches(split, size, seed=0, shuffle=False, epochs=1, shard_index=index, shard_count=count)
+        shard: dict[str, Any] = {"shard_index": index, "shard_count": count, **self._by_length()}
+        batches = data.batches(split, size, seed=0, shuffle=False, epochs=1, **shard)
         totals = Totals()
         waiting: list[Any] = []
 
@@ -273,7 +290,7 @@ class Engine:
         for number, batch in enumerate(batches):
             watch(min(number * size * count, total), total)
             place = (number * count + index) * size + np.arange(size, dtype=np.int32)
-            numbered = {**batch, INDEX: np.where(place < total, place, -1).astype(np.int32)}
+            numbered = {INDEX: np.where(place < total, place, -1).astype(np.int32), **batch}
             waiting.append(self.eval_step(variables, self.layout.put(self.layout.pad(numbered))))
             collect(2)
         collect(0)

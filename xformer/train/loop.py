@@ -61,7 +61,7 @@ class Loop:
         feed.check = self.check
         self._started = self._saved = position.step
         self._dispatched = position.step
-        self._under_way: collections.deque[tuple[int, Any]] = collections.deque()
+        self._under_way: collections.deque[tuple[int, Any, int]] = collections.deque()
         self._waited_before = position.waited
         self._clock = time.perf_counter()
         self._many = jax.process_count() > 1
@@ -101,9 +101,10 @@ class Loop:
         state, report = self._engine.step(state, batch)
         self._clock += self._engine.train_step.seconds - compiling
         self._dispatched += 1
+        flops = self._engine.flops(batch)[0] if self._train.length_buckets > 1 else self.position.flops_per_step
         if self._many:
             report = report | {"signal": self._engine.layout.any(self._interruption.requested is not None)}
-        self._under_way.append((self._dispatched, report))
+        self._under_way.append((self._dispatched, report, flops))
         self._collect(UNDER_WAY)
         return state
 
@@ -121,19 +122,18 @@ class Loop:
     def _collect(self, leave: int) -> None:
         """Waits for the steps under way but the last `leave`, and books them."""
         while len(self._under_way) > leave:
-            step, report = self._under_way.popleft()
+            step, report, flops = self._under_way.popleft()
             report = jax.device_get(report)
             now = time.perf_counter()
-            self._book(step, report, now - self._clock)
+            self._book(step, report, flops, now - self._clock)
             self._clock = now
 
-    def _book(self, step: int, report: Mapping[str, Any], seconds: float) -> None:
+    def _book(self, step: int, report: Mapping[str, Any], flops: int, seconds: float) -> None:
         position, train = self.position, self._train
         if (what := finite_report(report)) is not None:
             raise self._diverged(step, what)
         if step == self._started + 1:
             self._check_metric(report)
-            position.peak_memory_bytes = self._engine.train_step.peak_bytes
         else:
             position.step_seconds = [*position.step_seconds, round(seconds, 6)][-TIMES:]
         if report.get("signal"):
@@ -141,7 +141,9 @@ class Loop:
         window = Totals(position.sums, position.counts)
         window.add(report)
         position.sums, position.counts = window.sums, window.counts
+        position.peak_memory_bytes = self._engine.train_step.peak_bytes
         position.step = step
+        position.flops += flops
         position.examples += int(report["counts"]["examples"])
         position.tokens += int(report["counts"]["tokens"])
         position.seconds += seconds
@@ -157,7 +159,7 @@ class Loop:
             position.sums, position.counts, loss = {}, {}, means["loss"]
         typical = statistics.median(position.step_seconds[-20:]) if position.step_seconds else None
         tokens = position.tokens / step
-        self._progress.step(step, loss, typical, tokens, position.flops_per_step, log)
+        self._progress.step(step, loss, typical, tokens, position.flops // step, log)
         if self._callbacks:
             learning = {name: float(value) for name, value in report["health"].items()}
             self._callbacks.step(self._now(), this.means(self._engine.finish) | learning)

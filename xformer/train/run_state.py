@@ -28,7 +28,8 @@ class Position:
       sums, counts: of the steps since the last row for the train split.
       best: step, value and validation metrics of the best checkpoint; None before the first evaluation.
       evaluated: False if an evaluation is due at this step but was interrupted.
-      flops_per_step: of the whole step over all devices; `uncounted` names what it leaves out.
+      flops_per_step: of the whole first step over all devices; `uncounted` names what it leaves out.
+      flops: of all steps so far, which have those of their batches' lengths.
       callbacks: what each callback remembers.
       stopped: why a callback ended the run before its last step; None where none did.
       peak_memory_bytes: what one device needs for the compiled training step; None if that is unknown.
@@ -45,6 +46,7 @@ class Position:
     best: dict[str, Any] | None = None
     evaluated: bool = True
     flops_per_step: int = 0
+    flops: int = 0
     uncounted: list[str] = dataclasses.field(default_factory=list)
     peak_memory_bytes: int | None = None
     callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -53,12 +55,13 @@ class Position:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Position:
         """The position that `dataclasses.asdict` wrote."""
-        return cls(**content)
+        before = content["flops_per_step"] * content["step"]  # where all batches had one length
+        return cls(**{"flops": before, **content})
 
     @property
     def train_flops(self) -> int:
         """FLOPs of all training steps so far."""
-        return self.flops_per_step * self.step
+        return self.flops
 
     def check_best(self, checkpoints: Checkpoints) -> None:
         """Forgets a best checkpoint that has been damaged; the next evaluation makes a new one."""

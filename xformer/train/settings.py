@@ -14,6 +14,7 @@ AXES = ("data", "fsdp", "tensor", "sequence")
 # How often a batch may hold each training example: a little, so that the smallest data sets work; far more is a mistake
 # that would only fill the memory.
 MOST_REPEATS = 4
+MOST_BUCKETS = 16  # of lengths, each half of the next
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,8 @@ class TrainConfig:
         end there too. None: `num_steps` alone decides. Read by whoever opens the data, through `steps_for`.
       batch_size: examples an optimizer step sees, over all devices and processes together.
       eval_batch_size: examples an evaluation step sees, over all devices; None: `batch_size`. Changes no result.
+      length_buckets: texts of like length meet in a batch, which is padded to the least that fits of so many lengths:
+        the task's `max_len`, half of it, a quarter, ...; each compiles a step of its own. 1: all have `max_len`.
       eval_every: steps between evaluations of the validation split; the last step is always evaluated.
       checkpoint_every: steps between checkpoints; the last step and every new best are always saved.
       log_every: steps between rows for the train split in `metrics.jsonl`, each the mean since the row before.
@@ -74,6 +77,7 @@ class TrainConfig:
     init_from: str | None = None
     init_strict: bool = False
     init_positions: Extension = "copy"
+    length_buckets: int = 1
 
     def __post_init__(self) -> None:
         optional = {"eval_batch_size", "stop_at_step"}
@@ -83,6 +87,7 @@ class TrainConfig:
             if value is None and name in optional:
                 continue
             check_integer(name, value, at_most=2**31 - 1)
+        check_integer("length_buckets", self.length_buckets, at_most=MOST_BUCKETS)
         choices = {"parallel": ("jit", "pmap"), "dtype": ("float32", "bfloat16"), "select_mode": ("max", "min", None)}
         choices["init_positions"] = get_args(Extension)
         for name, allowed in choices.items():
@@ -146,4 +151,13 @@ def check_batch_size(train: TrainConfig, num_examples: int) -> None:
         raise ValueError(
             f"batch_size must be at most {MOST_REPEATS} times the {num_examples:,} training examples, "
             f"got {train.batch_size:,}"
+        )
+
+
+def check_data(train: TrainConfig, data: Any) -> None:
+    """Raises ValueError for settings that opened data can't serve: a batch too large for it, or buckets of lengths."""
+    check_batch_size(train, data.num_examples("train"))
+    if train.length_buckets > 1 and not getattr(data, "by_length", False):
+        raise ValueError(
+            f"length_buckets must be 1 where all batches of a task have one length, got {train.length_buckets}"
         )

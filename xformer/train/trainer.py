@@ -30,7 +30,7 @@ from xformer.train.metrics import MetricsWriter, without_nan
 from xformer.train.progress import Progress
 from xformer.train.restoring import choose, restore_variables, resume
 from xformer.train.run_state import Position
-from xformer.train.settings import TrainConfig, check_batch_size, selection
+from xformer.train.settings import TrainConfig, check_data, selection
 from xformer.train.step import Task, TrainState, num_params
 from xformer.train.trackers import Tracker, Trackers
 
@@ -127,7 +127,7 @@ class Trainer:
         main, workdir = jax.process_index() == 0, Path(self.workdir)
         parallel.make_layout(self.train)
         select = selection(self.train, self.task.better)
-        check_batch_size(self.train, self.data.num_examples("train"))
+        check_data(self.train, self.data)
         with contextlib.ExitStack() as stack:
             if main:
                 stack.enter_context(folders.lock(workdir))
@@ -280,7 +280,7 @@ class Trainer:
             "model": dict(self.model),
             "seed": self.seed,
             "num_params": num_params(engine.abstract.params),
-            "flops_per_step": position.flops_per_step,
+            "flops_per_step": round(position.train_flops / position.step),
             "train_flops": position.train_flops,
             "flops_uncounted": list(position.uncounted),
             "step_time_ms": statistics.median(times) * 1e3,
