@@ -1,13 +1,16 @@
 """Texts of like length in a batch: every example as often as ever, exact state, the same metrics, counted FLOPs."""
 
 import collections
+import dataclasses
 import itertools
 import json
 
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+import xformer
 from xformer import config as configs
 from xformer.commands import budgets, cli, dry_run, inspect, run
 from xformer.config import ConfigError
@@ -158,6 +161,14 @@ def test_a_run_counts_what_its_batches_cost_and_goes_on_exactly(documents, tmp_p
     rows = [row for row in rows_of(tmp_path / "whole") if row["split"] == "train"]
     assert [row["train_flops"] for row in rows] == list(itertools.accumulate(counted))
     assert not any("compiled again" in record.message for record in caplog.records)
+
+    loaded = xformer.load(tmp_path / "whole")
+    texts = ["red", "blue " * 12, "old new", "new " * 5, "red red", "old " * 7, "blue"]
+    found = loaded.predict(texts, batch_size=2).probabilities
+    one_length = ConfigDict({**loaded.config, "train": {**loaded.config.train, "length_buckets": 1}})
+    whole = dataclasses.replace(loaded, config=one_length).predict(texts).probabilities
+    np.testing.assert_allclose(found, whole, rtol=1e-5)  # full attention sees no padding
+    assert len(np.unique(np.round(whole[:, 0], 7))) > 4  # so it would show if they were in another order
 
     for stop in (2, 5):
         assert go("parts", f"--config.train.stop_at_step={stop}") == cli.RESUMABLE

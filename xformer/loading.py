@@ -18,6 +18,7 @@ from xformer.checks import check_integer
 from xformer.generate import generate, pieces, stream
 from xformer.tasks import predictions
 from xformer.tasks.dataset import VOCABULARY, Text
+from xformer.tasks.pipeline import bucket_lengths
 from xformer.train import DataChanged, WorkdirMismatch, data_record, restoring
 from xformer.train import workdir as folders
 
@@ -51,7 +52,8 @@ class Loaded:
         *,
         threshold: float | Mapping[str, float] | None = None,
     ) -> Any:  # one of predictions.AnyPredictions: the task decides which
-        """What the model says of texts, `batch_size` at a time, each padded to `max_len` as in training.
+        """What the model says of texts, `batch_size` at a time, each padded to `max_len`, or as in training where that
+        had batches of several lengths.
 
         Texts longer than `max_len` tokens are cut; the result says which, and a warning how many.
 
@@ -78,19 +80,49 @@ class Loaded:
                 "%d of %d texts are longer than max_len %d tokens and were cut; the first is text %d",
                 truncated.sum(), len(texts), self.preprocess.max_len, truncated.argmax(),
             )  # fmt: skip
-        rows = []
         # Without texts a row of padding serves, for the shape of the outputs.
         count = max(len(texts), 1)
         features = {name: _lengthened(array, count) for name, array in features.items()}
-        for start in range(0, count, batch_size):
-            chunk = {name: array[start : start + batch_size] for name, array in features.items()}
-            size = len(next(iter(chunk.values())))
-            missing = batch_size - size if count > batch_size else 0  # one shape, one compilation
-            padded = {name: _lengthened(array, size + missing) for name, array in chunk.items()}
-            rows.append(np.asarray(_predict(self.model, self.family, padded))[:size])
-        values = np.concatenate(rows)[: len(texts)]
+        parts = [
+            (rows, self._outputs(features, rows, length, batch_size)) for length, rows in self._by_length(features)
+        ]
+        values = np.concatenate([found for _, found in parts])[np.argsort(np.concatenate([rows for rows, _ in parts]))]
+        values = values[: len(texts)]
         mask = features.get("mask", values)[: len(texts)]  # of tokens, where a class is one token's
         return predictions.present(self.family, values, mask, truncated, self.preprocess, threshold)
+
+    def _by_length(self, features: Mapping[str, np.ndarray]) -> Iterator[tuple[int | None, np.ndarray]]:
+        """(what examples are padded to, which): all as they are, None, but where training had several lengths."""
+        buckets, first = self.config.train.get("length_buckets", 1), next(iter(features.values()))
+        if buckets == 1:
+            yield None, np.arange(len(first))
+            return
+        lengths = np.maximum.reduce([x.sum(axis=1) for name, x in features.items() if name.startswith("mask")])
+        multiple = max(self.config.train.mesh.get("sequence", 1), 1)
+        padded = np.asarray(bucket_lengths(self.preprocess.max_len, buckets, multiple))
+        fits = np.searchsorted(padded, lengths)
+        for index, length in enumerate(padded.tolist()):
+            if len(rows := np.flatnonzero(fits == index)):
+                yield length, rows
+
+    def _outputs(
+        self, features: Mapping[str, np.ndarray], rows: np.ndarray, length: int | None, batch_size: int
+    ) -> np.ndarray:
+        """What `family.predict` gives for some examples cut to `length`, in batches; of tokens for `max_len`."""
+        found = []
+        for start in range(0, len(rows), batch_size):
+            chosen = rows[start : start + batch_size]
+            # One shape, one compilation.
+            size = batch_size if len(rows) > batch_size else len(rows)
+            chunk = {name: x[chosen] if length is None else x[chosen, :length] for name, x in features.items()}
+            padded = {name: _lengthened(x, size) for name, x in chunk.items()}
+            found.append(np.asarray(_predict(self.model, self.family, padded))[: len(chosen)])
+        values = np.concatenate(found)
+        if length is None or not isinstance(self.family, tasks.TokenClassification):
+            return values
+        more = [(0, 0)] * values.ndim
+        more[1] = (0, self.preprocess.max_len - length)
+        return np.pad(values, more)
 
     def generate(
         self,
