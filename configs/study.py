@@ -88,7 +88,7 @@ def texts(name: str) -> ConfigDict:
     """Film reviews or kernel documents, four variants, three seeds."""
     experiment = presets.sibling(__file__, "imdb" if name == "reviews" else "linux_docs")
     base = experiment.get_config()
-    base.train.update(num_steps=300, batch_size=16, eval_every=75, checkpoint_every=75)
+    base.train.update(num_steps=300, batch_size=16, eval_every=75, checkpoint_every=75, length_buckets=4)
     attentions = {variant: experiment.attention(variant) for variant in TEXT_VARIANTS}
     comparison = presets.comparison(f"study_{name}", base, attentions, seeds=range(3), report={"measure_up_to": 0})
     if name == "documents_pretrained":
