@@ -158,6 +158,9 @@ def test_a_run_counts_what_its_batches_cost_and_goes_on_exactly(documents, tmp_p
     assert len(costs) > 1
     counted = [costs[batch["inputs"].shape] for batch in shapes]
     assert result["train_flops"] == sum(counted) and result["flops_per_step"] == round(sum(counted) / 9)
+    assert (
+        result["step_time_ms"] == pytest.approx(1e3 * result["train_seconds"] / 9) and "step_time_p90_ms" not in result
+    )
     rows = [row for row in rows_of(tmp_path / "whole") if row["split"] == "train"]
     assert [row["train_flops"] for row in rows] == list(itertools.accumulate(counted))
     assert not any("compiled again" in record.message for record in caplog.records)

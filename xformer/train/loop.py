@@ -157,7 +157,8 @@ class Loop:
             health = {name: float(value) for name, value in report["health"].items()}
             self._row("train", means | health | {"examples": position.examples, "tokens": position.tokens})
             position.sums, position.counts, loss = {}, {}, means["loss"]
-        typical = statistics.median(position.step_seconds[-20:]) if position.step_seconds else None
+        average = statistics.median if train.length_buckets == 1 else statistics.fmean
+        typical = average(position.step_seconds[-20:]) if position.step_seconds else None
         tokens = position.tokens / step
         self._progress.step(step, loss, typical, tokens, position.flops // step, log)
         if self._callbacks:

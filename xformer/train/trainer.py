@@ -273,7 +273,15 @@ class Trainer:
             if outputs is not None:
                 folders.write_bytes(Path(self.workdir) / outputs.file, outputs.content.encode())
                 test, details = {**test, **outputs.metrics}, {**details, **outputs.details}
-        times = position.step_seconds or [position.seconds / position.step]
+        mean = position.seconds / position.step
+        times = position.step_seconds or [mean]
+        spread = {
+            "step_time_ms": statistics.median(times) * 1e3,
+            "step_time_p10_ms": float(np.quantile(times, 0.1)) * 1e3,
+            "step_time_p90_ms": float(np.quantile(times, 0.9)) * 1e3,
+        }
+        if self.train.length_buckets > 1:  # steps of several lengths: neither a typical one nor a spread says anything
+            spread = {"step_time_ms": mean * 1e3}
         return {
             "name": self.name,
             "attention": self.attention,
@@ -283,9 +291,7 @@ class Trainer:
             "flops_per_step": round(position.train_flops / position.step),
             "train_flops": position.train_flops,
             "flops_uncounted": list(position.uncounted),
-            "step_time_ms": statistics.median(times) * 1e3,
-            "step_time_p10_ms": float(np.quantile(times, 0.1)) * 1e3,
-            "step_time_p90_ms": float(np.quantile(times, 0.9)) * 1e3,
+            **spread,
             "peak_memory_bytes": position.peak_memory_bytes,
             "eval": position.best["metrics"],
             "test": without_nan(test, "test"),
