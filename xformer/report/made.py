@@ -48,7 +48,7 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
         ("Test", "once, with the checkpoint that was best on the validation split"),
         (
             "Step time",
-            "median over steps, of batches of several lengths (train.length_buckets) the mean, compilation left out, and "
+            "median over steps, or the mean where their batches have several lengths, compilation left out, and "
             f"the middle 80 % of steps where given; {timing.RULE}",
         ),
         ("Peak memory", "the largest of all seeds"),
