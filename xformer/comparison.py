@@ -289,7 +289,10 @@ def pretraining_run(config: ConfigDict, run: ConfigDict, num_steps: int | None =
     if run.train.init_from != pretraining.FOLDER:
         raise ConfigError(f"pretrain: got a section, takes None where train.init_from is {run.train.init_from!r}")
     try:
-        return check(pretraining.config_of(plain(run), plain(config.pretrain), num_steps))
+        started = pretraining.config_of(plain(run), plain(config.pretrain))
+        if config.pretrain.train_flops is not None and num_steps:
+            started = budget.scaled(started, num_steps)
+        return check(started)
     except ConfigError as error:
         raise ConfigError(f"pretrain: {str(error).removeprefix('pretrain: ')}") from None
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from xformer import budget, schema
+from xformer import schema
 from xformer.checks import check_integer
 from xformer.models import MODELS, Encoder
 from xformer.schema import ConfigError
@@ -67,13 +67,12 @@ def complete(section: Any) -> dict[str, Any]:
     return checked
 
 
-def config_of(run: Mapping[str, Any], section: Mapping[str, Any], num_steps: int | None = None) -> dict[str, Any]:
-    """The config of the pretraining of a run.
+def config_of(run: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the pretraining of a run; where FLOPs decide its steps, with as many as the run has.
 
     Args:
       run: its complete config, as plain dicts.
       section: the complete `pretrain` section.
-      num_steps: those that its `train_flops` pay for; None: not known yet, as many as the run's.
 
     Raises:
       ConfigError: its model has no encoder to pretrain.
@@ -103,7 +102,7 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any], num_steps: int
     others: dict[str, Any] = {"select_metric": None, "select_mode": None, "metrics": (), "callbacks": ()}
     every = {} if given.eval_every is None else dict.fromkeys(("eval_every", "checkpoint_every"), given.eval_every)
     own = lambda *keys: {key: value for key in keys if (value := getattr(given, key)) is not None}
-    config = {
+    return {
         **run,
         "name": f"{run['name']}-{FOLDER}"[: schema.MAX_NAME],
         "model": model | own("dropout_rate"),
@@ -111,4 +110,3 @@ def config_of(run: Mapping[str, Any], section: Mapping[str, Any], num_steps: int
         "optimizer": run["optimizer"] | own("learning_rate", "warmup_steps", "weight_decay"),
         "train": run["train"] | steps | others | every | own("batch_size"),
     }
-    return budget.scaled(config, num_steps) if given.train_flops is not None and num_steps else config
