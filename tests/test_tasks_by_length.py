@@ -138,20 +138,19 @@ def rows_of(workdir):
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
-@pytest.mark.sampled(1)
-def test_a_run_counts_what_its_batches_cost_and_goes_on_exactly(documents, tmp_path, caplog):
-    data_dir = str(tmp_path / "data")
+def go(documents, name, *more):
+    flags = [f"--config={documents}", f"--workdir={documents.parent / name}", f"--data_dir={documents.parent / 'data'}"]
+    return cli.exit_code(run.command, [*flags, *more])
 
-    def go(name, *more):
-        flags = [f"--config={documents}", f"--workdir={tmp_path / name}", f"--data_dir={data_dir}", *more]
-        return cli.exit_code(run.command, flags)
 
-    assert go("whole") == cli.FINISHED
+def test_a_run_counts_what_its_batches_cost(documents, tmp_path, caplog):
+    data_dir, two = str(tmp_path / "data"), "train.length_buckets=2"  # each length takes compiling
+    assert go(documents, "whole", f"--config.{two}") == cli.FINISHED
     result = json.loads((tmp_path / "whole" / "result.json").read_text())
-    experiment = configs.load_experiment(str(documents))
+    experiment = configs.load_experiment(str(documents), [two])
     data = experiment.task.open(data_dir)
     sizes = experiment.task.sizes(data.preprocess)
-    feed = data.batches("train", 4, seed=experiment.seed, shuffle=True, epochs=None, length_buckets=3)
+    feed = data.batches("train", 4, seed=experiment.seed, shuffle=True, epochs=None, length_buckets=2)
     shapes = [{name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()} for batch in
               itertools.islice(feed, 9)]  # fmt: skip
     costs = {batch["inputs"].shape: inspect.training_cost(experiment, sizes, batch)[1].flops for batch in shapes}
@@ -173,9 +172,13 @@ def test_a_run_counts_what_its_batches_cost_and_goes_on_exactly(documents, tmp_p
     np.testing.assert_allclose(found, whole, rtol=1e-5)  # full attention sees no padding
     assert len(np.unique(np.round(whole[:, 0], 7))) > 4  # so it would show if they were in another order
 
+
+@pytest.mark.full
+def test_a_run_that_was_stopped_goes_on_exactly(documents, tmp_path):
+    assert go(documents, "whole") == cli.FINISHED
     for stop in (2, 5):
-        assert go("parts", f"--config.train.stop_at_step={stop}") == cli.RESUMABLE
-    assert go("parts") == cli.FINISHED
+        assert go(documents, "parts", f"--config.train.stop_at_step={stop}") == cli.RESUMABLE
+    assert go(documents, "parts") == cli.FINISHED
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
 
 
