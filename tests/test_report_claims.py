@@ -88,7 +88,8 @@ def test_the_best_is_not_called_better_than_what_the_paired_tests_do_not_tell_fr
 
 
 def test_at_equal_flops_none_takes_the_fewest(tmp_path):
-    compared(tmp_path, {"full": [0.7, 0.71, 0.7], "bigbird": [0.69, 0.7, 0.7]})
+    found = compared(tmp_path, {"full": [0.7, 0.71, 0.7], "bigbird": [0.69, 0.7, 0.7]})
+    assert "bigbird takes the fewest training FLOPs" in lead(found)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"budget": {"train_flops": 1e9}}))
     assert "fewest" not in lead(results.load(tmp_path))

@@ -14,6 +14,7 @@ import xformer
 from xformer import config as configs
 from xformer.commands import budgets, cli, dry_run, inspect, run
 from xformer.config import ConfigError
+from xformer.experiment import check_cuts
 from xformer.tasks import TaskData, pipeline, store, vocab
 from xformer.tasks.ragged import Ragged
 from xformer.train.engine import Engine
@@ -43,11 +44,11 @@ def batches(data, split="train", size=4, *, shuffle=True, epochs=None, seed=0, *
 
 
 @pytest.mark.parametrize(
-    ("max_len", "buckets", "multiple", "expected"),
-    [(32, 1, 1, (32,)), (32, 3, 1, PADDED), (33, 3, 1, (9, 17, 33)), (5, 16, 1, (1, 2, 3, 5)), (24, 3, 4, (8, 12, 24))],
+    ("max_len", "buckets", "expected"),
+    [(32, 1, (32,)), (32, 3, PADDED), (33, 3, (9, 17, 33)), (5, 16, (1, 2, 3, 5))],
 )  # fmt: skip
-def test_lengths_are_halves(max_len, buckets, multiple, expected):
-    assert pipeline.bucket_lengths(max_len, buckets, multiple) == expected
+def test_lengths_are_halves(max_len, buckets, expected):
+    assert pipeline.bucket_lengths(max_len, buckets) == expected
 
 
 def test_batches_are_as_long_as_their_texts_need():
@@ -211,6 +212,16 @@ def test_a_budget_counts_the_mean_step_of_an_epoch(documents, tmp_path):
     assert (
         dry_run.inspect.mean_training_cost(experiment, inspect.data_sizes(experiment, data_dir)[0], data_dir)[0] == mean
     )
+
+
+def test_a_mesh_that_cuts_the_length_divides_every_length(documents):
+    sequence = {"data": 1, "fsdp": 1, "tensor": 1, "sequence": 2}
+    check_cuts(configs.load_experiment(str(documents)), sequence)
+    experiment = configs.load_experiment(str(documents), ["task.max_len=36"])  # 36, 18 and 9
+    with pytest.raises(
+        ConfigError, match=r"sequence: got 2, takes a divisor of a length of .*length_buckets, which is 9"
+    ):
+        check_cuts(experiment, sequence)
 
 
 def test_what_cannot_be_by_length_is_one_line(documents, tmp_path):

@@ -22,6 +22,7 @@ from xformer.attention import kernels
 from xformer.attention.device import present
 from xformer.models import MODELS, Encoder
 from xformer.schema import ConfigError
+from xformer.tasks.pipeline import bucket_lengths
 from xformer.train import Engine, TrainConfig, Trainer, by_path, optimizers
 from xformer.train.parallel import make_layout
 from xformer.train.settings import check_data, selection
@@ -269,7 +270,9 @@ def check_cuts(experiment: Experiment, mesh: Mapping[str, int], where: str = "tr
     where: what the message puts before the name of an axis.
     """
     config = experiment.config
+    lengths = bucket_lengths(experiment.task.length, experiment.train.length_buckets)
     cuts = [("sequence", "task.max_len", experiment.task.length)]
+    cuts += [("sequence", "a length of train.length_buckets", length) for length in lengths]
     if "num_heads" in config.model:
         cuts += [("tensor", "model.num_heads", config.model.num_heads)]
     for axis, key, size in cuts:

@@ -98,8 +98,7 @@ class Loaded:
             yield None, np.arange(len(first))
             return
         lengths = np.maximum.reduce([x.sum(axis=1) for name, x in features.items() if name.startswith("mask")])
-        multiple = max(self.config.train.mesh.get("sequence", 1), 1)
-        padded = np.asarray(bucket_lengths(self.preprocess.max_len, buckets, multiple))
+        padded = np.asarray(bucket_lengths(self.preprocess.max_len, buckets))
         fits = np.searchsorted(padded, lengths)
         for index, length in enumerate(padded.tolist()):
             if len(rows := np.flatnonzero(fits == index)):

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -49,7 +50,7 @@ def _settle(
     missing = {key: one for key, one in first.items() if key not in results.budget_steps(workdir, of)}
     for key in [key for key in dict.fromkeys(one.cost_key for one in planned) if key in missing]:
         one, content = missing[key], dict(results.read_json(workdir / results.BUDGET) or {})
-        config = one.pretraining if of and one.pretraining is not None else one.config
+        config: Any = one.pretraining if of else one.config
         flops = "train_flops" in budget
         cost = count_step(config, data_dir) if flops else measure_step(one, data_dir)
         label = " ".join(filter(None, (key, f"on {task}" if task else "", of)))

@@ -39,8 +39,7 @@ class EncoderClassifier(Encoder):
       head_dropout_rate: on what the last layer reads. head_bias: whether that layer has a bias.
       chunk_len: a text is read in chunks of so many tokens, each by itself, with its own positions; what is classified
         is the mean, plain or weighted, over the real tokens of all chunks, or over the first or last vectors of those
-        that have any.
-        Attention and positions are then made for `chunk_len`. None: the text is read as a whole.
+        that have any. Attention and positions are then made for `chunk_len`. None: the text is read as a whole.
       options: the keywords of Encoder.
 
     Raises:

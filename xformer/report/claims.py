@@ -74,8 +74,8 @@ def _ties(comparison: Comparison, done: Sequence[Row], level: Sequence[Row]) -> 
 
 def _cheapest(comparison: Comparison, rows: Sequence[Row], done: Sequence[Row]) -> str:
     """Which variant takes the fewest FLOPs, among those that learnt something: a run at chance is cheap for nothing."""
-    if "train_flops" in comparison.budget:  # as many for all, but for what is left of one step
-        return ""
+    if "train_flops" in comparison.budget and not any(run.source for run in comparison.all_runs()):
+        return ""  # as many for all, but for what is left of one step
     reference = next(row for row in rows if row.variant == comparison.reference)
     usable = [row for row in done if math.isfinite(row.train_flops) and not row.chance_seeds and not row.broken_seeds]
     if len(usable) < 2 or not math.isfinite(reference.train_flops):

@@ -258,14 +258,13 @@ class TaskData:
         shard_index: int = 0,
         shard_count: int = 1,
         length_buckets: int = 1,
-        multiple: int = 1,
     ) -> grain.DatasetIterator[dict[str, np.ndarray]]:
         """A Grain iterator over a split; see `xformer.tasks.pipeline.batches`. `batch_size` is that of one shard.
 
         length_buckets: above 1, batches hold texts of like length and are padded to one of so many lengths: `max_len`,
-        half of it, a quarter, ..., each a multiple of `multiple`; see `xformer.tasks.pipeline.ByLength`.
+        half of it, a quarter, ...; see `xformer.tasks.pipeline.ByLength`.
         """
-        padded = pipeline.bucket_lengths(self.max_len, length_buckets, multiple)
+        padded = pipeline.bucket_lengths(self.max_len, length_buckets)
         return pipeline.batches(
             self.num_examples(split),
             batch_size,

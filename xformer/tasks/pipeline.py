@@ -26,7 +26,7 @@ batches are by length also of that which theirs are padded to. There are fewer t
 to complete it."""
 
 SORTED = 32  # batches whose examples are sorted by length together, and then come in any order
-EXAMPLE_INDEX = "example_index"
+EXAMPLE_INDEX = "example_index"  # as `xformer.train` calls it in the batches that it evaluates
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,10 +41,9 @@ class ByLength:
     padded: tuple[int, ...]
 
 
-def bucket_lengths(max_len: int, buckets: int, multiple: int = 1) -> tuple[int, ...]:
-    """`max_len`, half of it, a quarter and so on, `buckets` of them, ascending; rounded up to a multiple."""
-    halves = (-(-max_len // 2**index) for index in range(buckets))
-    return tuple(sorted({min(-(-half // multiple) * multiple, max_len) for half in halves}))
+def bucket_lengths(max_len: int, buckets: int) -> tuple[int, ...]:
+    """`max_len`, half of it, a quarter and so on, `buckets` of them, rounded up, ascending."""
+    return tuple(sorted({-(-max_len // 2**index) for index in range(buckets)}))
 
 
 def reader(

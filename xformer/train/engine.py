@@ -50,14 +50,13 @@ class Data(Protocol):
         shard_index: int = 0,
         shard_count: int = 1,
         length_buckets: int = 1,
-        multiple: int = 1,
     ) -> Any:
         """An iterator over dicts of numpy arrays; `batch_size` is that of one of `shard_count` shards.
 
         Shard s has rows s * batch_size to (s + 1) * batch_size of each global batch. Without shuffling, examples come
         in their order, and fillers (weight 0) after the last; with several buckets they may come in another, and
         batches then have `INDEX`, int32 [batch_size], the number of each example, -1 of fillers. Only data that is
-        `by_length` is asked for several; all shards then pad a batch to one length, a multiple of `multiple`.
+        `by_length` is asked for several; all shards then pad a batch to one length.
         """
 
     def facts_by_example(self, split: str) -> Mapping[str, np.ndarray]:
@@ -243,12 +242,8 @@ class Engine:
 
     def _by_length(self) -> dict[str, int]:
         """What `data.batches` is told of lengths: nothing where all batches have that of the data."""
-        if self._train.length_buckets == 1:
-            return {}
-        return {
-            "length_buckets": self._train.length_buckets,
-            "multiple": self.layout.mesh.shape["sequence"],
-        }
+        buckets = self._train.length_buckets
+        return {} if buckets == 1 else {"length_buckets": buckets}
 
     def evaluate(
         self,

@@ -143,7 +143,7 @@ class Loop:
         position.sums, position.counts = window.sums, window.counts
         position.peak_memory_bytes = self._engine.train_step.peak_bytes
         position.step = step
-        position.flops += flops
+        position.train_flops += flops
         position.examples += int(report["counts"]["examples"])
         position.tokens += int(report["counts"]["tokens"])
         position.seconds += seconds
@@ -160,7 +160,7 @@ class Loop:
         average = statistics.median if train.length_buckets == 1 else statistics.fmean
         typical = average(position.step_seconds[-20:]) if position.step_seconds else None
         tokens = position.tokens / step
-        self._progress.step(step, loss, typical, tokens, position.flops // step, log)
+        self._progress.step(step, loss, typical, tokens, position.train_flops // step, log)
         if self._callbacks:
             learning = {name: float(value) for name, value in report["health"].items()}
             self._callbacks.step(self._now(), this.means(self._engine.finish) | learning)

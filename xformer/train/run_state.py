@@ -29,7 +29,7 @@ class Position:
       best: step, value and validation metrics of the best checkpoint; None before the first evaluation.
       evaluated: False if an evaluation is due at this step but was interrupted.
       flops_per_step: of the whole first step over all devices; `uncounted` names what it leaves out.
-      flops: of all steps so far, which have those of their batches' lengths.
+      train_flops: of all steps so far, each by the length of its batch.
       callbacks: what each callback remembers.
       stopped: why a callback ended the run before its last step; None where none did.
       peak_memory_bytes: what one device needs for the compiled training step; None if that is unknown.
@@ -46,7 +46,7 @@ class Position:
     best: dict[str, Any] | None = None
     evaluated: bool = True
     flops_per_step: int = 0
-    flops: int = 0
+    train_flops: int = 0
     uncounted: list[str] = dataclasses.field(default_factory=list)
     peak_memory_bytes: int | None = None
     callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -56,12 +56,7 @@ class Position:
     def from_json(cls, content: Mapping[str, Any]) -> Position:
         """The position that `dataclasses.asdict` wrote."""
         before = content["flops_per_step"] * content["step"]  # where all batches had one length
-        return cls(**{"flops": before, **content})
-
-    @property
-    def train_flops(self) -> int:
-        """FLOPs of all training steps so far."""
-        return self.flops
+        return cls(**{"train_flops": before, **content})
 
     def check_best(self, checkpoints: Checkpoints) -> None:
         """Forgets a best checkpoint that has been damaged; the next evaluation makes a new one."""
