@@ -4,6 +4,8 @@ BIN := .venv/bin
 DEMO_DIR ?= runs/demo
 # Processes that share out the tests, a file each at a time; each needs up to 3 GB.
 WORKERS ?= 2
+# What of `make test-full` is run.
+HALF ?= full
 IMDB_DIR ?= runs/compare_imdb
 LRA_DIR ?= runs
 STUDY_DIR ?= runs/study
@@ -19,10 +21,11 @@ test: .venv/test.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
 
 # The rest of the matrix that `make test` samples; no test runs in both. An eighth of it is compiled with XLA's own
-# optimizations, as users' programs are: with them a test takes about twice as long.
+# optimizations, as users' programs are: with them a test takes about twice as long. HALF=first_half and
+# HALF=second_half run a half each.
 test-full: .venv/test.stamp
-	XLA_FLAGS=--xla_backend_optimization_level=3 $(BIN)/python -m pytest -m 'full and optimized' -n $(WORKERS) --dist loadfile --durations=15
-	$(BIN)/python -m pytest -m 'full and not optimized' -n $(WORKERS) --dist loadfile --durations=15
+	XLA_FLAGS=--xla_backend_optimization_level=3 $(BIN)/python -m pytest -m 'full and optimized and $(HALF)' -n $(WORKERS) --dist loadfile --durations=15
+	$(BIN)/python -m pytest -m 'full and not optimized and $(HALF)' -n $(WORKERS) --dist loadfile --durations=15
 
 # The documentation site, in build/site; any warning fails.
 docs: .venv/docs.stamp

@@ -1,6 +1,7 @@
 """Eight simulated CPU devices and quick compilation for every test: the flags must be set before JAX starts."""
 
 import collections
+import gc
 import itertools
 import os
 import zlib
@@ -34,13 +35,20 @@ def _forget_them_sooner():
         jax.clear_caches()
 
 
+def pytest_collection_finish():
+    """What was imported and collected is left out of garbage collection, which else walks all of it each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Of a test marked `sampled(n)`, n cases all over its table are for `make test`, the others for `make test-full`.
 
     So the time of `make test` stays as it is when a variant joins the table. Where the first case stands differs from
     test to test, so that together they see every row. Of the tests for `make test-full`, every eighth is marked
-    `optimized`: it runs the code that users run, the others are compiled as quickly as those of `make test`.
+    `optimized`: it runs the code that users run, the others are compiled as quickly as those of `make test`. Each is of
+    the `first_half` or the `second_half`, so that a slow machine may run one of them.
     """
     tests = collections.defaultdict(list)
     for item in items:
@@ -53,8 +61,11 @@ def pytest_collection_modifyitems(items):
             if number not in kept:
                 item.add_marker("full")
     for item in items:
-        if item.get_closest_marker("full") is not None and zlib.crc32(item.nodeid.encode()) % 8 == 0:
-            item.add_marker("optimized")
+        if item.get_closest_marker("full") is not None:
+            number = zlib.crc32(item.nodeid.encode())
+            item.add_marker("first_half" if number % 2 else "second_half")
+            if number // 2 % 8 == 0:
+                item.add_marker("optimized")
 
 
 def spread(total, wanted, seed):
