@@ -72,7 +72,7 @@ class Labels(abc.ABC):
         if self._kinds.setdefault((file, label), type(value)) is not type(value):
             kind, other = ("string", "number") if isinstance(value, str) else ("number", "string")
             raise ValueError(
-                f"documents: {place}: {what} has the {kind} {label:.40}, which stands before as the {other}; a class "
+                f"{place}: {what} has the {kind} {label:.40}, which stands before as the {other}; a class "
                 "is one or the other in all of a file"
             )
         return label
@@ -81,9 +81,7 @@ class Labels(abc.ABC):
         for label in labels:
             if label not in self.class_names:
                 known = ", ".join(self.class_names[:20])
-                raise ValueError(
-                    f"documents: {document.place}: label {label!r} is not in the training documents ({known})"
-                )
+                raise ValueError(f"{document.place}: label {label!r} is not in the training documents ({known})")
 
 
 class OneClass(Labels):
@@ -97,7 +95,7 @@ class OneClass(Labels):
     def fit(self, path: str, documents: Sequence[Document]) -> None:
         self.class_names = ordered({document.label for document in documents})
         if len(self.class_names) < 2:
-            raise ValueError(f"documents: {path} has one class only, {self.class_names[0]!r}; two or more are needed")
+            raise ValueError(f"{path} has one class only, {self.class_names[0]!r}; two or more are needed")
 
     def check(self, document: Document) -> None:
         self._known(document, [document.label])
@@ -126,7 +124,7 @@ class LabelSets(Labels):
             value = [value]
         if not isinstance(value, list):
             raise ValueError(
-                f"documents: {place}: {what} must be a list of labels, or labels with {self._separator!r} between, "
+                f"{place}: {what} must be a list of labels, or labels with {self._separator!r} between, "
                 f"got {value!r:.40}"
             )
         return frozenset(self._clean(place, what, label) for label in value)
@@ -134,7 +132,7 @@ class LabelSets(Labels):
     def fit(self, path: str, documents: Sequence[Document]) -> None:
         self.class_names = ordered({label for document in documents for label in document.label})
         if not self.class_names:
-            raise ValueError(f"documents: no document in {path} has a label")
+            raise ValueError(f"no document in {path} has a label")
 
     def check(self, document: Document) -> None:
         self._known(document, sorted(document.label))
@@ -155,13 +153,13 @@ class Numbers(Labels):
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= float(np.finfo(np.float32).max):
-            raise ValueError(f"documents: {place}: {what} must be a finite number, got {value!r:.40}")
+            raise ValueError(f"{place}: {what} must be a finite number, got {value!r:.40}")
         return number
 
     def fit(self, path: str, documents: Sequence[Document]) -> None:
         numbers = {document.label for document in documents}
         if len(numbers) < 2:
-            raise ValueError(f"documents: {path} has one number only, {numbers.pop()}; two or more are needed")
+            raise ValueError(f"{path} has one number only, {numbers.pop()}; two or more are needed")
 
     def measure(self, labels: Sequence[float]) -> None:
         self.center, scale = float(np.mean(labels)), float(np.std(labels))

@@ -103,7 +103,7 @@ class OwnFiles(TextTask):
         found |= {split: [documents[index] for index in chosen] for split, chosen in indices.items()}
         for split in ("train", *shares):
             if not found[split]:
-                raise ValueError(f"documents: {len(documents)} documents in {self.path} are too few to cut off {split}")
+                raise ValueError(f"{len(documents)} documents in {self.path} are too few to cut off {split}")
         labels.measure([document.label for document in found["train"]])
         splits = {
             split: ([document.text for document in found[split]], labels.encode([d.label for d in found[split]]))

@@ -63,9 +63,7 @@ def read(
             )
         ]
     if not documents:
-        raise ValueError(
-            f"documents: {path} is empty: no " + ("LABEL/*.txt in it" if path.is_dir() else "document in it")
-        )
+        raise ValueError(f"{path} is empty: no " + ("LABEL/*.txt in it" if path.is_dir() else "document in it"))
     return documents
 
 
@@ -88,7 +86,7 @@ def read_unlabelled(path: Path, text_field: str, second_field: str | None = None
         found = text_files(path)
         texts = [(file.relative_to(folder).as_posix(), decode(file)) for file in found]
         if empty := next((place for place, text in texts if not text.strip()), None):
-            raise ValueError(f"documents: {folder / empty} is empty")
+            raise ValueError(f"{folder / empty} is empty")
         documents = [Document(place, text, None) for place, text in texts]
     else:
         fields = [text_field, *([] if second_field is None else [second_field])]
@@ -98,7 +96,7 @@ def read_unlabelled(path: Path, text_field: str, second_field: str | None = None
             second = None if second_field is None else _text(place, row, second_field)
             documents.append(Document(f"line {line}", _text(place, row, text_field), None, second))
     if not documents:
-        raise ValueError(f"documents: {path} is empty: no " + (".txt in it" if path.is_dir() else "document in it"))
+        raise ValueError(f"{path} is empty: no " + (".txt in it" if path.is_dir() else "document in it"))
     return documents
 
 
@@ -115,7 +113,7 @@ def _rows(path: Path, fields: Sequence[str], others: str) -> Iterator[tuple[int,
         ".tsv": lambda: tables.rows(path, decode(path), "\t", fields),
     }
     if path.suffix.lower() not in readers:
-        raise ValueError(f"documents: {path} must end in {', '.join(readers)} or be {others}")
+        raise ValueError(f"{path} must end in {', '.join(readers)} or be {others}")
     return readers[path.suffix.lower()]()
 
 
@@ -126,9 +124,9 @@ def decode(path: Path) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"documents: {path} line {line(error.start)} is not UTF-8 (byte {error.start})") from None
+        raise ValueError(f"{path} line {line(error.start)} is not UTF-8 (byte {error.start})") from None
     if (index := content.find(b"\0")) >= 0:
-        raise ValueError(f"documents: {path} line {line(index)} holds a zero byte; takes UTF-8 text")
+        raise ValueError(f"{path} line {line(index)} holds a zero byte; takes UTF-8 text")
     return text
 
 
@@ -153,7 +151,7 @@ def _walk(path: Path) -> Iterator[Path]:
     def visit(folder: str, above: tuple[str, ...]) -> Iterator[Path]:
         real = os.path.realpath(folder)
         if real in above:
-            raise ValueError(f"documents: {folder} is a link to a folder that it lies in")
+            raise ValueError(f"{folder} is a link to a folder that it lies in")
         for name in sorted(os.listdir(folder)):
             entry = os.path.join(folder, name)
             if name.startswith("."):
@@ -163,7 +161,7 @@ def _walk(path: Path) -> Iterator[Path]:
             elif os.path.isfile(entry):
                 yield Path(entry)
             else:
-                raise ValueError(f"documents: {entry} is a link to nothing, or no file")
+                raise ValueError(f"{entry} is a link to nothing, or no file")
 
     return visit(str(path), ())
 
@@ -172,7 +170,7 @@ def _folder(path: Path) -> Iterator[Document]:
     for file in files(path):
         text = decode(file)
         if not text.strip():
-            raise ValueError(f"documents: {file} is empty")
+            raise ValueError(f"{file} is empty")
         yield Document(str(file), text, clean_label(str(file), "folder", file.relative_to(path).parts[0]))
 
 
@@ -180,7 +178,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(decode(path).split("\n"), start=1):
         if not line.strip():
             continue
-        place = f"documents: {path} line {number}"
+        place = f"{path} line {number}"
         try:
             row = json.loads(line, object_pairs_hook=functools.partial(_object, place))
         except json.JSONDecodeError as error:
@@ -207,14 +205,14 @@ def _object(place: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _text(place: str, row: dict[str, Any], field: str) -> str:
     text = _field(place, row, field)
     if not isinstance(text, str):
-        raise ValueError(f"documents: {place}: field {field!r} must be a string, got {text!r:.40}")
+        raise ValueError(f"{place}: field {field!r} must be a string, got {text!r:.40}")
     if not text.strip():
-        raise ValueError(f"documents: {place}: field {field!r} is empty")
+        raise ValueError(f"{place}: field {field!r} is empty")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         what = f"{text[error.start]!r} at character {error.start}"
-        raise ValueError(f"documents: {place}: field {field!r} holds half a surrogate pair, {what}") from None
+        raise ValueError(f"{place}: field {field!r} holds half a surrogate pair, {what}") from None
     return text
 
 
@@ -225,11 +223,11 @@ def clean_label(place: str, what: str, label: Any) -> str:
     """
     cleaned = unicodedata.normalize("NFC", str(label).strip())
     if isinstance(label, bool) or not isinstance(label, str | int) or not cleaned or not cleaned.isprintable():
-        raise ValueError(f"documents: {place}: {what} must be a label (int or printable string), got {label!r:.40}")
+        raise ValueError(f"{place}: {what} must be a label (int or printable string), got {label!r:.40}")
     return cleaned
 
 
 def _field(place: str, row: dict[str, Any], field: str) -> Any:
     if field not in row:
-        raise ValueError(f"documents: {place} has no field {field!r}; it has {', '.join(map(repr, row)) or 'none'}")
+        raise ValueError(f"{place} has no field {field!r}; it has {', '.join(map(repr, row)) or 'none'}")
     return row[field]

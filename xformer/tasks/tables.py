@@ -30,7 +30,7 @@ def rows(path: Path, text: str, delimiter: str, fields: Sequence[str]) -> Iterat
     try:
         found = _checked(path, list(_quoted(text, delimiter)))
     except (csv.Error, ValueError) as error:
-        place = error.args[0] if isinstance(error, ValueError) else f"documents: {path} is no {kind}: {error}"
+        place = error.args[0] if isinstance(error, ValueError) else f"{path} is no {kind}: {error}"
         if delimiter != "\t":
             raise ValueError(place) from None
         try:
@@ -45,7 +45,7 @@ def rows(path: Path, text: str, delimiter: str, fields: Sequence[str]) -> Iterat
     (_, header), *body = found
     for name in fields:
         if header.count(name) > 1:
-            raise ValueError(f"documents: {path} line 1 names the column {name!r} {header.count(name)} times")
+            raise ValueError(f"{path} line 1 names the column {name!r} {header.count(name)} times")
     for line, row in body:
         yield line, dict(zip(header, row, strict=True))
 
@@ -53,7 +53,7 @@ def rows(path: Path, text: str, delimiter: str, fields: Sequence[str]) -> Iterat
 def _checked(path: Path, found: list[Row]) -> list[Row]:
     for line, row in found:
         if len(row) != len(found[0][1]):
-            raise ValueError(f"documents: {path} line {line} doesn't have the {len(found[0][1])} columns of line 1")
+            raise ValueError(f"{path} line {line} doesn't have the {len(found[0][1])} columns of line 1")
     return found
 
 
@@ -90,6 +90,6 @@ def _check_quotes(path: Path, text: str, delimiter: str, found: list[Row]) -> No
         begins = {line for line, _ in found}
         line = next(line for line, _ in plain if line not in begins) - 1
         raise ValueError(
-            f"documents: {path} line {line}: a quote opens a field that ends on a later line, but each line is a row "
+            f"{path} line {line}: a quote opens a field that ends on a later line, but each line is a row "
             'of its own too; write a quote inside of a field as "" and put quotes around the field, or use .jsonl'
         )
