@@ -12,7 +12,16 @@ import pytest
 from conformance_tasks import write_pairs
 
 from xformer.nn import Logits
-from xformer.tasks import DataMissing, TargetTokens, Translation, pairs, parallel_files, parallel_packages, roff
+from xformer.tasks import (
+    DataMissing,
+    TargetTokens,
+    Translation,
+    pairs,
+    parallel_files,
+    parallel_packages,
+    roff,
+    sequence_to_sequence,
+)
 from xformer.tasks.pair_rows import pair_rows
 from xformer.tasks.pairs import Pair
 from xformer.tasks.ragged import Ragged
@@ -257,6 +266,18 @@ def test_each_pair_stands_once_and_fits():
     cut = pair_rows(np.array([60, 2]), np.array([31, 32]), 48, 32, together=False).read(pairs_of, np.arange(2), 2)
     assert cut["inputs"][0].tolist() == list(range(1, 49))
     assert cut["targets"][0].tolist() == [*range(1, 32), 0] and cut["targets"][1].tolist() == list(range(1, 33))
+
+
+def test_a_model_that_says_nothing_is_told_of(tmp_path, monkeypatch, caplog):
+    task = Translation(path=write_pairs(tmp_path), max_len=40, vocab="bytes", validation_share=0.2, test_share=0.2)
+    task.prepare(tmp_path / "data")
+    data = task.open(tmp_path / "data")
+    monkeypatch.setattr(
+        sequence_to_sequence, "generate", lambda model, tokens, *_, **__: np.zeros((len(tokens), 0), int)
+    )
+    found = task.outputs(None, data, "test")
+    assert set(found.texts) == {""} and found.metrics["bleu"] == 0
+    assert f"each of the {len(found.texts)} texts generated for test is empty" in caplog.text
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from xformer.tasks.sizes import Sizes
 from xformer.tasks.target_tokens import TargetTokens
 from xformer.tasks.text import Source, TextTask
 from xformer.tasks.vocab import TextVocabulary
+
+logger = logging.getLogger(__name__)
 
 BATCH = 32  # sources that are generated from at a time
 
@@ -154,6 +157,8 @@ class SequenceToSequence(TextTask):
             )
             for index, row in zip(some, np.asarray(found), strict=False):
                 texts[index] = spell(row)
+        if texts and not any(texts):
+            logger.warning(f"{self.name}: each of the {len(texts):,} texts generated for {split} is empty")
         sources, references = [spell(source) for source, _ in pairs], [spell(target) for _, target in pairs]
         return Outputs(split, sources, references, texts, self.score(texts, references))
 
