@@ -102,6 +102,8 @@ def run_command(words):
     overrides = [arg.removeprefix("--config.") for arg in args if arg.startswith("--config.")]
     if CHECKED_ONLY.search(line) and name != "data":
         load = comparison.load_comparison if name == "compare" else config.load_config
+        if spec.split(":")[0].endswith("compare_lra") and not any(given.startswith("variants=") for given in overrides):
+            overrides.append("variants=full,bigbird")  # all twelve take minutes, in test_config.py
         if spec:
             load(spec, overrides)
         return
