@@ -16,6 +16,7 @@ from xformer.bench import attention_costs
 from xformer.commands import cli, compare, comparison_plan, comparison_runs, compile_cache, pictures
 from xformer.report import formatting, style
 from xformer.report.costs import CostRow
+from xformer.tasks import Documents
 from xformer.train import Diverged, Interrupted
 
 CONFIG = """
@@ -86,6 +87,16 @@ def test_compiled_programs_are_kept_in_the_workdir(tmp_path):
             assert getattr(jax.config, setting) == str(tmp_path / "own")
     finally:
         jax.config.update(setting, before)
+
+
+def test_a_dry_run_counts_the_steps_that_the_epochs_allow(run, tmp_path):
+    once = ("--dry_run", "--config.train.num_steps=400", "--config.train.num_epochs=1")
+    code, guessed, err = run(*once)
+    assert code == cli.FINISHED and "num_steps, though num_epochs may end a run before" in guessed, err
+    task = Documents(path=str(tmp_path / "documents.jsonl"), max_len=32)
+    task.prepare(tmp_path / "data")
+    steps = math.ceil(task.open(tmp_path / "data").num_examples("train") / 4)
+    assert run(*once)[1] == run("--dry_run", f"--config.train.num_steps={steps}")[1] != guessed
 
 
 def folders(tmp_path):
@@ -300,6 +311,8 @@ def test_variants_and_seeds_are_added_to_a_finished_comparison(run, tmp_path):
     assert code == cli.WRONG_ARGUMENTS and "variants.win-1_+.attention.left: 4 there, 5 now" in err
     code, _, err = run("--config.variants=full,lokal")
     assert code == cli.WRONG_ARGUMENTS and err.startswith("error: variants: got 'lokal'; has full, win-1_+, and ")
+    code, _, err = run("--config.variants=full,full")
+    assert code == cli.WRONG_ARGUMENTS and err == "error: variants: got 'full' twice, takes each name once\n"
     # One of an older version, without a key that is newer, is the same comparison.
     stored = json.loads((tmp_path / "work" / "config.json").read_text())
     del stored["base"]["train"]["init_positions"]

@@ -88,6 +88,8 @@ def _picked(config: Mapping[str, Any], names: str) -> dict[str, Any]:
     known = schema.as_mapping("variants", config.get("variants"))
     picked: dict[str, Any] = {}
     for name in filter(None, map(str.strip, names.split(","))):
+        if name in picked:
+            raise ConfigError(f"variants: got {name!r} twice, takes each name once")
         try:
             picked[name] = known[name] if name in known else _of_table(name, config)
         except ArgumentError as error:
@@ -204,7 +206,8 @@ def check_comparison(config: Mapping | ConfigDict) -> ConfigDict:
                 pretraining_run(part, run)
                 if "budget" in checked and run.train.num_epochs is not None:
                     raise ConfigError(
-                        f"train.num_epochs: got {run.train.num_epochs}, takes None where there is a budget"
+                        f"train.num_epochs: got {run.train.num_epochs}, takes None where there is a budget; in the "
+                        "command: --config.base.train.num_epochs=None"
                     )
                 if (steps := checked.get("budget", {}).get("steps")) is not None:
                     budget.check_warmup(budget.scaled(run.to_dict(), steps), variant, checked["budget"])

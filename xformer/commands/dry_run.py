@@ -87,7 +87,12 @@ def _counted(
         experiment = build(config)
         sizes, _ = inspect.data_sizes(experiment, data_dir)
         each, state = inspect.mean_training_cost(experiment, sizes, data_dir)
-        num_steps: float = experiment.train.num_steps
+        train = experiment.train
+        if train.num_epochs is not None and (examples := inspect.num_train(experiment, data_dir)) is not None:
+            train = train.steps_for(examples)
+        elif train.num_epochs is not None:
+            assumed.add("num_steps, though num_epochs may end a run before")
+        num_steps: float = train.num_steps
         if run.cost_key not in known[of] and "train_flops" in own:
             num_steps = budgets.affords(own, each, " ".join(filter(None, (run.cost_key, of))))
         elif run.cost_key not in known[of] and "seconds" in own:

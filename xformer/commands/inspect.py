@@ -129,6 +129,14 @@ def preprocessing(experiment: Experiment, data_dir: str | None) -> tasks.Preproc
         return None
 
 
+def num_train(experiment: Experiment, data_dir: str | None) -> int | None:
+    """Examples of the training split; None where the data is not prepared."""
+    try:
+        return int(experiment.task.open(data_dir).num_examples("train"))
+    except tasks.DataMissing:
+        return None
+
+
 def tokens_by_input(experiment: Experiment, sizes: Mapping[str, int], batch: Mapping[str, Any]) -> list[int]:
     """The places for tokens of an example, by input: two of a pair, source and target; what results count as tokens."""
 
