@@ -8,7 +8,7 @@ With `pretrained` every run starts from a masked language model of its own, of t
 attention. All runs cost 4 TFLOP, pretraining included: each variant takes the steps that these pay for, of 8 documents
 of like length. Three seeds. Measured on two CPU cores beside other work (docs/results.md): from scratch, in 52
 minutes, window 79.8 %, bigbird 78.3, linformer 65.1, full, which gets 85 steps, 48.4, TF-IDF 84.4; pretrained, in 106
-minutes, 75.2, 67.8, 57.1 and 36.8: so little pretraining teaches hardly more than how often each token stands.
+minutes, 75.2, 67.8, 57.1 and 36.8: so little pretraining teaches about how often each token stands, and no more.
 """
 
 from __future__ import annotations

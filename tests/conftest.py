@@ -1,7 +1,6 @@
 """Eight simulated CPU devices and quick compilation for every test: the flags must be set before JAX starts."""
 
 import collections
-import gc
 import itertools
 import os
 import zlib
@@ -33,12 +32,6 @@ def _forget_them_sooner():
     maps = Path("/proc/self/maps")
     if next(TESTS) % 10 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
-
-
-def pytest_collection_finish():
-    """What was imported and collected is left out of garbage collection, which else walks all of it each time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

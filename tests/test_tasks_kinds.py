@@ -73,15 +73,19 @@ def test_numbers_of_every_format(tmp_path, name):
     )
 
 
+NO_NUMBER = "line 2: field 'label' must be a number from -3.4e38 to 3.4e38, got "
+
+
 @pytest.mark.parametrize(
     ("kind", "rows", "message"),
     [
-        ("number", [("a", 1), ("b", "many")], "'label' must be a finite number, of at most 3.4e38, got 'many'"),
-        ("number", [("a", 1), ("b", True)], "'label' must be a finite number, of at most 3.4e38, got True"),
-        ("number", [("a", 1), ("b", [2])], "'label' must be a finite number, of at most 3.4e38, got [2]"),
-        ("number", [("a", 1), ("b", 1e300)], "'label' must be a finite number, of at most 3.4e38, got 1e+300"),
-        ("number", [("a", 1), ("b", "nan")], "'label' must be a finite number, of at most 3.4e38, got 'nan'"),
-        ("number", [("a", 1), ("b", "1_0")], "'label' must be a finite number, of at most 3.4e38, got '1_0'"),
+        ("number", [("a", 1), ("b", "many")], f"{NO_NUMBER}'many'"),
+        ("number", [("a", 1), ("b", True)], f"{NO_NUMBER}True"),
+        ("number", [("a", 1), ("b", [2])], f"{NO_NUMBER}[2]"),
+        ("number", [("a", 1), ("b", 1e300)], f"{NO_NUMBER}1e+300"),
+        ("number", [("a", 1), ("b", "-6e301")], f"{NO_NUMBER}'-6e301'"),
+        ("number", [("a", 1), ("b", "nan")], f"{NO_NUMBER}'nan'"),
+        ("number", [("a", 1), ("b", "1_0")], f"{NO_NUMBER}'1_0'"),
         ("number", [("a", 3), ("b", 3.0)], "has one number only, 3.0; two or more are needed"),
         ("labels", [("a", ["x"]), ("b", 1.5)], "line 2: field 'label' must be a list of labels, or labels with ';'"),
         ("labels", [("a", ["x"]), ("b", [1.5])], "line 2: field 'label' must be a label (int or printable string)"),

@@ -153,7 +153,7 @@ class Numbers(Labels):
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= float(np.finfo(np.float32).max):
-            raise ValueError(f"{place}: {what} must be a finite number, of at most 3.4e38, got {value!r:.40}")
+            raise ValueError(f"{place}: {what} must be a number from -3.4e38 to 3.4e38, got {value!r:.40}")
         return number
 
     def fit(self, path: str, documents: Sequence[Document]) -> None:
